@@ -154,10 +154,12 @@ def write_solver_reports(function: func.FuncOp, reports: Sequence[SolverReport])
 
 @dataclass(frozen=True, kw_only=True)
 class Reshard(Record):
-    """`alpa.reshard` of a transfer: how it is done, bytes over links between and inside hosts."""
+    """`alpa.reshard` of a transfer: how it is done, bytes over links between and inside hosts, and
+    the share of its seconds in which the receiving mesh can compute."""
 
     NAME: ClassVar[str] = RESHARD
 
     method: str
     slow_bytes: int
     fast_bytes: int
+    overlap: float = entry(0.0)

@@ -129,17 +129,16 @@ class _Crossings:
             )
         readers = _reading_fragments(op)
         hosts = self.assigned[source.mesh].hosts, self.assigned[target.mesh].hosts
-        solution = solve(
-            Problem(
-                shape=tuple(target.type.shape),
-                itemsize=element_bytes(target.type.element_type),
-                source=self._tiled(op, source.mesh, source.sharding),
-                target=self._tiled(op, target.mesh, target.sharding),
-                slow=self.cluster.between(*hosts),
-                fast=self.cluster.of(hosts[1]).intra_host,
-                readers=len(readers),
-            )
+        problem = Problem(
+            shape=tuple(target.type.shape),
+            itemsize=element_bytes(target.type.element_type),
+            source=self._tiled(op, source.mesh, source.sharding),
+            target=self._tiled(op, target.mesh, target.sharding),
+            slow=self.cluster.between(*hosts),
+            fast=self.cluster.of(hosts[1]).intra_host,
+            readers=len(readers),
         )
+        solution = solve(problem)
         if solution.method == "local_all_gather":
             names = self.meshes[target.mesh].axis_names
             dims = tuple(tuple(names[axis] for axis in axes) for axes in solution.landing)
@@ -152,8 +151,12 @@ class _Crossings:
                     gather = solution.gathers.seconds / len(readers)
                     fragment.attributes[SECONDS] = f64(seconds + gather)
         moved = solution.transfers
+        link = problem.slow if moved.slow_bytes else problem.fast
         Reshard(
-            method=solution.method, slow_bytes=moved.slow_bytes, fast_bytes=moved.fast_bytes
+            method=solution.method,
+            slow_bytes=moved.slow_bytes,
+            fast_bytes=moved.fast_bytes,
+            overlap=link.transfer_overlap,
         ).write(op)
         op.attributes[SECONDS] = f64(moved.seconds)
 

@@ -50,8 +50,8 @@ _MORE: dict[Key, Key] = {
     ("device", "efficiency"): ("convolution", "elementwise"),
     ("device", "call"): ("per_argument", "per_shard"),
     ("device", "step"): ("per_argument", "per_shard"),
-    ("intra_host",): ("overlap", "collectives", "transfer"),
-    ("inter_host",): ("overlap", "collectives", "transfer"),
+    ("intra_host",): ("overlap", "transfer_overlap", "collectives", "transfer"),
+    ("inter_host",): ("overlap", "transfer_overlap", "collectives", "transfer"),
     ("between",): ("transfer",),
 }
 """What it may have."""
@@ -337,7 +337,8 @@ class _Reader:
         return Link(
             bandwidth=self._positive((name, "bandwidth")),
             latency=self._seconds((name, "latency")),
-            overlap=self._optional((name, "overlap"), self._overlap, 0.0),
+            overlap=self._optional((name, "overlap"), self._share, 0.0),
+            transfer_overlap=self._optional((name, "transfer_overlap"), self._share, 0.0),
             collectives=self._optional((name, "collectives"), self._collectives, {}),
             transfer=self._optional((name, "transfer"), self._transfer, None),
         )
@@ -347,7 +348,7 @@ class _Reader:
             bandwidth=self._positive((*key, "bandwidth")), latency=self._seconds((*key, "latency"))
         )
 
-    def _overlap(self, key: Key) -> float:
+    def _share(self, key: Key) -> float:
         return float(self._number(key, lambda x: 0 <= x < 1, "be at least 0 and less than 1"))
 
     def _collectives(self, key: Key) -> Collectives:

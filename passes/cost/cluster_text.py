@@ -76,6 +76,8 @@ def _link(name: str, link: Link, figure: Figure) -> list[str]:
         lines.append(f"transfer = {table_text(link.transfer._asdict(), figure)}")
     if link.overlap:
         lines.append(f"overlap = {figure(link.overlap)}")
+    if link.transfer_overlap:
+        lines.append(f"transfer_overlap = {figure(link.transfer_overlap)}")
     if link.collectives:
         lines += ["", f"[{name}.collectives]"]
     for kind, sizes in link.collectives.items():

@@ -113,6 +113,9 @@ class Link:
     """seconds for the start of one message"""
     overlap: float = 0.0
     """the share of a collective's seconds that computation hides"""
+    transfer_overlap: float = 0.0
+    """the share of a transfer's seconds in which the receiving mesh can compute, before it takes
+    what has arrived"""
     collectives: Collectives = field(
         default_factory=dict[Collective, Mapping[int, Cost]], hash=False
     )

@@ -148,6 +148,8 @@ class Transfer:
     """over links between hosts; None before `insert-cross-mesh-reshard`"""
     fast_bytes: int | None = None
     """over links inside hosts; likewise"""
+    overlap: float = 0.0
+    """the share of its seconds in which the receiving mesh can compute"""
 
 
 @dataclass(frozen=True, kw_only=True)

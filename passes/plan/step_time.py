@@ -1,7 +1,9 @@
 """Predicts the times of a step: simulates the executor's instructions with the plan's own seconds.
 
 A mesh runs its instructions one after the other. A transfer begins when its value exists and the
-**receiving** mesh is free, and occupies that mesh until it ends; it costs the sender nothing.
+**receiving** mesh is free, and occupies that mesh until it ends; it costs the sender nothing. The
+share of it that computation hides (`transfer_overlap` of a link) comes first, as soon as the value
+exists, and occupies only the links into the mesh.
 Additions of results take no time.
 
 `seconds_in_turns` is the sum of all work instead, for an executor whose meshes take turns, at the
@@ -73,25 +75,32 @@ def seconds_in_turns(program: Program, cluster: Cluster) -> float:
 
 
 def simulate(script: Script) -> list[Event]:
-    """The instructions of one step in time; those of a mesh are in its order."""
-    seconds = {(it.source, it.target): it.seconds for it in script.program.transfers}
-    lists: dict[str, list[int]] = {}
-    needs: list[list[int]] = []
-    taken: list[float] = []
+    """The instructions of one step in time; those of a mesh are in its order. A transfer is there
+    while it occupies the mesh."""
+    transfers = {(it.source, it.target): it for it in script.program.transfers}
+    lists: dict[tuple[str, bool], list[int]] = {}
+    """of meshes, and of the links into them (True)"""
+    needs: dict[int, list[int]] = {}
+    taken: dict[int, float] = {}
     made: dict[Key, int] = {}
     for number, it in enumerate(script.instructions):
-        lists.setdefault(meshes_of(script.program, it)[-1], []).append(number)
+        mesh = meshes_of(script.program, it)[-1]
         # What an instruction reads is made by the last one before it that writes the key.
-        needs.append([made[key] for key in reads(it) if key in made])
+        needs[number] = [made[key] for key in reads(it) if key in made]
+        taken[number] = it.fragment.seconds if isinstance(it, Run) else 0.0
+        # A carried state that moves to its argument has no transfer.
+        moved = transfers.get((it.source[0], it.target[0])) if isinstance(it, Move) else None
+        if moved is not None:
+            hidden = ~number
+            taken[hidden] = moved.overlap * moved.seconds
+            taken[number] = moved.seconds - taken[hidden]
+            if taken[hidden]:
+                lists.setdefault((mesh, True), []).append(hidden)
+                needs[hidden], needs[number] = needs[number], [hidden]
+        lists.setdefault((mesh, False), []).append(number)
         made.update(dict.fromkeys(writes(it), number))
-        if isinstance(it, Run):
-            taken.append(it.fragment.seconds)
-        else:
-            # A carried state that moves to its argument has no transfer.
-            ends = (it.source[0], it.target[0]) if isinstance(it, Move) else None
-            taken.append(seconds.get(ends, 0.0) if ends else 0.0)
     spans = schedules.simulate(lists, needs.__getitem__, taken.__getitem__)
-    mesh_of = {number: mesh for mesh, them in lists.items() for number in them}
+    mesh_of = {number: mesh for (mesh, _), them in lists.items() for number in them}
     return [
         Event(
             instruction=it, mesh=mesh_of[number], start=spans[number].start, end=spans[number].end

@@ -68,6 +68,16 @@ def _own(schedule: str) -> WorkLists:
     return parse_table(schedule.replace(";", "\n"), check=_verify_planned)
 
 
+def hides_transfers(schedule: str) -> bool:
+    """Whether so many micro-batches are in flight that transfers can run beside work.
+
+    Under 1F1B the backward of a micro-batch begins when its forward has been through all stages
+    behind, and so does the next forward: with S stages, a micro-batch takes (S - 1) / S of the
+    transfers between neighbours even if all of them run beside work.
+    """
+    return schedule == "gpipe"
+
+
 def lists_of(schedule: str, meshes: int, batches: int, *, has_backward: bool = True) -> WorkLists:
     """The lists of a plan's schedule.
 

@@ -1,16 +1,18 @@
 """The problem of cutting layers into pipeline stages on submeshes, its solution, and their check.
 
 With ``a_i = t_i + c_i`` (seconds of one micro-batch's forward and backward, and of the transfers
-into the stage from both its neighbours, which depend on whether these are on its host) and ``u_i``
-(seconds of the update), the seconds of a step are
+into the stage from both its neighbours, which depend on whether these are on its host), ``b_i``
+(the same without the share of transfers in which the stage can compute, or that share if it is
+longer) and ``u_i`` (seconds of the update), the seconds of a step are
 
-    T = sum_i a_i + (B - 1) max_i a_i + max_i u_i                       (paper, eq. 2, extended)
+    T = sum_i a_i + (B - 1) max_i b_i + max_i u_i                       (paper, eq. 2, extended)
 
 A stage that has s stages from itself to the last keeps min(B, s) micro-batches in flight under
 1F1B, B under GPipe, and min(B, S) of S stages under ZB-H1; ``max_in_flight`` says whether memory
 admits that (eq. 5). T is that of GPipe and 1F1B under every schedule.
 
-**How T relates to the simulated step** (`passes.schedules`). Let p_i be the seconds of stage i's
+**How T relates to the simulated step** (`passes.schedules`), where nothing hides transfers, so that
+b_i = a_i. Let p_i be the seconds of stage i's
 forward with the transfer into it, q_i those of its backward with the transfer into it, so that
 a_i = p_i + q_i. An update waits only for the last backward of its own stage. With
 
@@ -124,10 +126,13 @@ class Problem:
     num_micro_batches: int
     schedule: str
     """of a plan (`schedules/planned.py`)"""
+    hidden: np.ndarray | None = None
+    """the share of a transfer into submesh m in which that can compute, [M, 2] or [M, 3] as the
+    last dimensions of `c`; None: nothing"""
     num_stages: int | None = None
     """as many stages exactly; None = any number"""
     minimise: Objective = "step"
-    """T, or the longest stage"""
+    """T, or the longest b"""
     equal_layers: bool = False
     given: Given | None = None
     kind_of: tuple[int, ...] | None = None
@@ -158,14 +163,20 @@ class Problem:
             (layers, layers, submeshes),
             (layers, submeshes, 3 if len(self.groups) > 1 else 2),
         )
-        arrays = {name: (getattr(self, name), each) for name in ("t", "u", "max_in_flight")}
+        arrays: dict[str, tuple[np.ndarray, tuple[int, ...]]] = {
+            name: (getattr(self, name), each) for name in ("t", "u", "max_in_flight")
+        }
         arrays |= {name: (getattr(self, name), ends) for name in ("c", "back")}
         if given is not None:
             arrays["moved"] = given.moved, (layers, layers, len(given.far))
+        if self.hidden is not None:
+            arrays["hidden"] = self.hidden, ends[1:]
+            if (self.hidden >= 1).any():
+                raise ValueError("hidden must be less than 1")
         for name, (array, shape) in arrays.items():
             if array.shape != shape:
                 raise ValueError(f"{name} must have shape {shape}, not {array.shape}")
-            used = array if shape is ends else array[np.triu_indices(layers)]
+            used = array[np.triu_indices(layers)] if shape == each else array
             if not (used >= 0).all():
                 raise ValueError(f"{name} must not be negative or NaN")
         if self.c[0].any() or self.back[-1].any():
@@ -194,7 +205,7 @@ class Problem:
 
     def objective(self, stages: tuple[Stage, ...]) -> float:
         """What is minimised, of a cut, in seconds."""
-        return self.step_seconds(stages) if self.minimise == "step" else max(self.a(stages))
+        return self.step_seconds(stages) if self.minimise == "step" else max(self.b(stages))
 
     def ways(self, group: Group, offset: int, submesh: int) -> tuple[int, int] | None:
         """How near the stages before and behind are, as the last indices of `c` and `back`.
@@ -213,11 +224,31 @@ class Problem:
 
     def a(self, stages: tuple[Stage, ...]) -> list[float]:
         """t + c of each stage, in seconds."""
+        return self._seconds(stages, self.t, self.c, self.back)
+
+    def b(self, stages: tuple[Stage, ...]) -> list[float]:
+        """What each stage takes of every micro-batch, while transfers are hidden."""
+        if self.hidden is None:
+            return self.a(stages)
+        seen = self._seconds(stages, self.t, *self.shares(1 - self.hidden))
+        hidden = self._seconds(stages, np.zeros_like(self.t), *self.shares(self.hidden))
+        return [*map(max, seen, hidden)]
+
+    def shares(self, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of `c` and `back`, by submesh and where the other stage is."""
+        return self.c * share, self.back * share
+
+    def _seconds(
+        self, stages: tuple[Stage, ...], t: np.ndarray, c: np.ndarray, back: np.ndarray
+    ) -> list[float]:
+        """t and transfers of each stage, in seconds."""
         found: list[float] = []
         for s, ends in zip(stages, self._all_ways(stages), strict=True):
-            into, back = self.c[s.first, s.submesh], self.back[s.last, s.submesh]
-            c = into.max() + back.max() if ends is None else into[ends[0]] + back[ends[1]]
-            found.append(float(self.t[s.first, s.last, s.submesh] + c))
+            before, behind = c[s.first, s.submesh], back[s.last, s.submesh]
+            both = (
+                before.max() + behind.max() if ends is None else before[ends[0]] + behind[ends[1]]
+            )
+            found.append(float(t[s.first, s.last, s.submesh] + both))
         return found
 
     def runs(self, stages: Sequence[Stage]) -> list[tuple[Group, list[Stage]]]:
@@ -250,14 +281,14 @@ class Problem:
         return found
 
     def maxima(self, stages: tuple[Stage, ...]) -> tuple[float, float, float]:
-        """(largest a, largest u, sum of a) of a cut."""
-        a = self.a(stages)
-        return max(a), max(float(self.u[s.first, s.last, s.submesh]) for s in stages), sum(a)
+        """(largest b, largest u, sum of a) of a cut."""
+        u = max(float(self.u[s.first, s.last, s.submesh]) for s in stages)
+        return max(self.b(stages)), u, sum(self.a(stages))
 
     def step_seconds(self, stages: tuple[Stage, ...]) -> float:
         """T of a cut, in seconds."""
-        a, u, total = self.maxima(stages)
-        return total + (self.num_micro_batches - 1) * a + u
+        b, u, total = self.maxima(stages)
+        return total + (self.num_micro_batches - 1) * b + u
 
     def moved(self, stages: tuple[Stage, ...]) -> float:
         """Bytes of held state that a cut moves."""

@@ -1,6 +1,6 @@
 """Cuts layers into pipeline stages on submeshes: the paper's inter-operator DP (eq. 2 to 5).
 
-`problem.py` says what T is and which cuts are allowed. For fixed bounds ``a_i <= t_max`` and
+`problem.py` says what T is and which cuts are allowed. For fixed bounds ``b_i <= t_max`` and
 ``u_i <= u_max`` the least sum of a is a DP over (stages s, first layer k, devices d):
 
     F(s, k, d) = min over j, m of  a[k, j, m] + F(s - 1, j + 1, d - size_m)  (eq. 3)
@@ -20,7 +20,7 @@ The bounds are not enumerated one by one (eq. 4) but by branch and bound over bo
 u_max): F of a box's upper corner plus the costs of its lower corner bounds every solution in the
 box. The result is optimal for the given costs, up to a relative 1e-12.
 
-For serving (AlpaServe), ``minimise="throughput"`` minimises max_i a_i, the time between two
+For serving (AlpaServe), ``minimise="throughput"`` minimises max_i b_i, the time between two
 results, and breaks ties by the smallest sum of a: it evaluates F for the smallest bound that admits
 a cut, which it finds by bisection. This is exact, too.
 
@@ -142,10 +142,10 @@ def _solve(problem: Problem) -> Solution:
 
 
 def _highest_throughput(_: Problem, table: _Table) -> tuple[Stage, ...] | None:
-    """The cut of least max a, then of least sum."""
-    values = _values(table.a)
+    """The cut of least max b, then of least sum of a."""
+    values = _values(table.b)
     best = table.cut(inf, inf)
-    low, high = 0, values.size - 1  # The best cut's max a is one of values[low : high + 1].
+    low, high = 0, values.size - 1  # The best cut's max b is one of values[low : high + 1].
     while best is not None and low < high:
         middle = (low + high) // 2
         stages = table.cut(float(values[middle]), inf)
@@ -158,61 +158,61 @@ def _highest_throughput(_: Problem, table: _Table) -> tuple[Stage, ...] | None:
 
 def _shortest_step(problem: Problem, table: _Table) -> tuple[Stage, ...] | None:
     """The cut of least T."""
-    a_values = _values(table.a)
+    b_values = _values(table.b)
     u_values = _values(table.u)
     best: tuple[float, tuple[Stage, ...]] = (inf, ())
     factor = problem.num_micro_batches - 1
-    # A box holds the solutions whose maxima are in a_values[a0:a1] and u_values[u0:u1].
-    boxes = [(-inf, 0, a_values.size, 0, u_values.size)]
+    # A box holds the solutions whose maxima are in b_values[b0:b1] and u_values[u0:u1].
+    boxes = [(-inf, 0, b_values.size, 0, u_values.size)]
     sums = _Sums()
     while boxes:
-        bound, a0, a1, u0, u1 = heapq.heappop(boxes)
+        bound, b0, b1, u0, u1 = heapq.heappop(boxes)
         enough = best[0] - _ROUNDING * abs(best[0])
         if bound >= enough:
             break
-        corner = float(a_values[a1 - 1]), float(u_values[u1 - 1])
-        if sums.least(*corner) + factor * float(a_values[a0]) + float(u_values[u0]) >= enough:
+        corner = float(b_values[b1 - 1]), float(u_values[u1 - 1])
+        if sums.least(*corner) + factor * float(b_values[b0]) + float(u_values[u0]) >= enough:
             continue
         stages = table.cut(*corner)
         if stages is None:
             sums.add(*corner, inf)
             continue
         best = min(best, (problem.objective(stages), stages), key=lambda found: found[0])
-        a_max, u_max, total = problem.maxima(stages)
+        b_max, u_max, total = problem.maxima(stages)
         sums.add(*corner, total)
         # What is better has a maximum that leaves room for this sum, the least in the box.
         left = best[0] - total
-        a1 = min(a1, _below(a_values, (left - float(u_values[u0])) / factor if factor else inf))
-        u1 = min(u1, _below(u_values, left - factor * float(a_values[a0])))
+        b1 = min(b1, _below(b_values, (left - float(u_values[u0])) / factor if factor else inf))
+        u1 = min(u1, _below(u_values, left - factor * float(b_values[b0])))
         # And one of its maxima is smaller than that of these stages.
-        a_at, u_at = min(a1, _below(a_values, a_max)), min(u1, _below(u_values, u_max))
-        a_middle, u_middle, a_same = (a0 + a_at) // 2, (u0 + u_at) // 2, max(a0, a_at)
+        b_at, u_at = min(b1, _below(b_values, b_max)), min(u1, _below(u_values, u_max))
+        b_middle, u_middle, b_same = (b0 + b_at) // 2, (u0 + u_at) // 2, max(b0, b_at)
         parts = (
-            (a0, a_middle, u0, u1),
-            (a_middle, a_at, u0, u1),
-            (a_same, a1, u0, u_middle),
-            (a_same, a1, u_middle, u_at),
+            (b0, b_middle, u0, u1),
+            (b_middle, b_at, u0, u1),
+            (b_same, b1, u0, u_middle),
+            (b_same, b1, u_middle, u_at),
         )
-        for a_from, a_to, u_from, u_to in parts:
-            if a_from < a_to and u_from < u_to:
-                least = total + factor * float(a_values[a_from]) + float(u_values[u_from])
-                heapq.heappush(boxes, (least, a_from, a_to, u_from, u_to))
+        for b_from, b_to, u_from, u_to in parts:
+            if b_from < b_to and u_from < u_to:
+                least = total + factor * float(b_values[b_from]) + float(u_values[u_from])
+                heapq.heappush(boxes, (least, b_from, b_to, u_from, u_to))
     return best[1] or None
 
 
 class _Sums:
-    """The least sums of a that were found under bounds of a and u; inf where there is no cut."""
+    """The least sums of a that were found under bounds of b and u; inf where there is no cut."""
 
     def __init__(self) -> None:
         self._found = np.empty((0, 3))
 
-    def add(self, a_max: float, u_max: float, total: float) -> None:
-        self._found = np.append(self._found, [[a_max, u_max, total]], axis=0)
+    def add(self, b_max: float, u_max: float, total: float) -> None:
+        self._found = np.append(self._found, [[b_max, u_max, total]], axis=0)
 
-    def least(self, a_max: float, u_max: float) -> float:
+    def least(self, b_max: float, u_max: float) -> float:
         """A lower bound of the sum under these bounds: the largest under looser ones."""
-        a, u, total = self._found.T
-        return float(total[(a >= a_max) & (u >= u_max)].max(initial=0.0))
+        b, u, total = self._found.T
+        return float(total[(b >= b_max) & (u >= u_max)].max(initial=0.0))
 
 
 def _below(values: np.ndarray, limit: float) -> int:
@@ -297,15 +297,12 @@ class _Table:
             possible, self._may_be_empty, self.moved = _fewest_bytes(given, possible)
         # [i, j, m, 3 f + b]: how near the stage before is, and the one behind (`Problem.ways`);
         # then _MOVED, and _NOWHERE.
-        into, back = problem.c, problem.back
-        if into.shape[2] == OTHER:  # There is no other group.
-            into, back = (np.append(x, x[..., -1:], axis=2) for x in (into, back))
-        c = into[:, None, :, :, None] + back[None, :, :, None, :]
-        slower = problem.c.max(axis=2)[:, None] + problem.back.max(axis=2)[None]
-        self.a = np.full((*problem.t.shape, _NOWHERE + 1), inf)
-        self.a[..., :_MOVED] = problem.t[..., None] + c.reshape(*problem.t.shape, _MOVED)
-        self.a[..., _MOVED] = problem.t + slower
-        self.a[~possible] = inf
+        self.a = _with_transfers(problem.t, problem.c, problem.back, possible)
+        self.b = self.a
+        if problem.hidden is not None and problem.hidden.any():
+            seen = problem.t, *problem.shares(1 - problem.hidden)
+            hidden = np.zeros_like(problem.t), *problem.shares(problem.hidden)
+            self.b = np.maximum(*(_with_transfers(*it, possible) for it in (seen, hidden)))
         self.u = np.where(possible, problem.u, inf)
         self._segments = self._groups_behind()
         self._several = self._segments if len(self._segments) > 1 else []
@@ -331,13 +328,14 @@ class _Table:
         self._admitted = np.searchsorted(at_least, problem.max_in_flight, side="right")
         self._possible = self._entries()
 
-    def _entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of all possible stages at all places: their places in what `_fastest` makes, a and u."""
+    def _entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Of all possible stages at all places: their places in what `_fastest` makes, a, b, u."""
         i, j, m, where = np.nonzero(self.a < inf)
         at = (self._admitted[i, j, m], i, j, self._kind[m], where)
         return (
             np.ravel_multi_index(at, self._fastest_shape),
             self.a[i, j, m, where],
+            self.b[i, j, m, where],
             self.u[i, j, m],
         )
 
@@ -401,11 +399,11 @@ class _Table:
             behind = OTHER
         return 3 * before + behind
 
-    def cut(self, a_max: float, u_max: float) -> tuple[Stage, ...] | None:
+    def cut(self, b_max: float, u_max: float) -> tuple[Stage, ...] | None:
         """The cut of least sum of a under the bounds; None if there is none."""
         self.evaluations += 1
         layers = self._problem.num_layers
-        fastest = self._fastest(a_max, u_max)
+        fastest = self._fastest(b_max, u_max)
         possible = (fastest[0] < inf).any(axis=-1)
         # least[w, s, k, d]; without stage counts there is one s of the table that feeds itself.
         least = np.full((len(self._where), self._stages + 1, layers + 1, self._width + 1), inf)
@@ -440,21 +438,21 @@ class _Table:
         for it in self._several[:-1]:  # The groups before it may be left out.
             whole = least[:, :, 0, self._width]
             np.minimum(whole, least[:, :, 0, it.begin], out=whole)
-        return self._trace(a_max, u_max, least)
+        return self._trace(b_max, u_max, least)
 
-    def _fastest(self, a_max: float, u_max: float) -> np.ndarray:
+    def _fastest(self, b_max: float, u_max: float) -> np.ndarray:
         """[s, i, j, g, where]: of the submeshes of kind g that memory admits at stage s, under the
         bounds. Without stage counts there is one s."""
-        places, a, u = self._possible
+        places, a, b, u = self._possible
         found = np.full(self._fastest_shape, inf)
-        allowed = (a <= a_max) & (u <= u_max)
+        allowed = (b <= b_max) & (u <= u_max)
         np.minimum.at(found.reshape(-1), places[allowed], a[allowed])
         # A stage that fits far from the last stage also fits closer to it.
         for s in range(self._stages - 1, 0, -1):
             np.minimum(found[s], found[s + 1], out=found[s])
         return found[1:]
 
-    def _trace(self, a_max: float, u_max: float, least: np.ndarray) -> tuple[Stage, ...] | None:
+    def _trace(self, b_max: float, u_max: float, least: np.ndarray) -> tuple[Stage, ...] | None:
         counts = [self._problem.num_stages] if self._problem.num_stages else range(least.shape[1])
         left = [s for s in counts if s < least.shape[1]]
         if not left:
@@ -480,9 +478,9 @@ class _Table:
                 (mine,) = np.nonzero(sizes <= start)
                 admitted = self._admitted[k, k:, mine] > (s if self._by_stage else 0)
                 for v in range(len(least)) if start in self._ends else [w]:
-                    stage = self.a[k, k:, mine, where[v, self._kind[mine], start]]
-                    allowed = admitted & (stage <= a_max) & (self.u[k, k:, mine] <= u_max)
-                    sums = np.where(allowed, stage, inf)
+                    at = k, slice(k, None), mine, where[v, self._kind[mine], start]
+                    allowed = admitted & (self.b[at] <= b_max) & (self.u[k, k:, mine] <= u_max)
+                    sums = np.where(allowed, self.a[at], inf)
                     sums += least[v, s, k + 1 :, start - sizes[mine]]
                     found.append((float(sums.min()), v, start, sums))
             _, w, start, sums = min(found, key=lambda one: one[0])
@@ -491,6 +489,21 @@ class _Table:
             stages.append(Stage(first=k, last=k + int(last), submesh=int(mine[at])))
             k, d = k + int(last) + 1, start - int(sizes[mine[at]])
         return tuple(stages)
+
+
+def _with_transfers(
+    t: np.ndarray, into: np.ndarray, back: np.ndarray, possible: np.ndarray
+) -> np.ndarray:
+    """[i, j, m, where]: the seconds of possible stages with transfers from both sides."""
+    slower = into.max(axis=2)[:, None] + back.max(axis=2)[None]
+    if into.shape[2] == OTHER:  # There is no other group.
+        into, back = (np.append(x, x[..., -1:], axis=2) for x in (into, back))
+    both = into[:, None, :, :, None] + back[None, :, :, None, :]
+    found = np.full((*t.shape, _NOWHERE + 1), inf)
+    found[..., :_MOVED] = t[..., None] + both.reshape(*t.shape, _MOVED)
+    found[..., _MOVED] = t + slower
+    found[~possible] = inf
+    return found
 
 
 def _fewest_bytes(given: Given, possible: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:

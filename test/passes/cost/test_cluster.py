@@ -225,6 +225,7 @@ def test_usable_memory_in_bytes(parse):
         ("[[1e9, 0.75]]", "0.75", r":20: f32 must be a list of \[size, share\]"),
         ("[1e8, 0.9]", "[1e6, 0.9]", r":21: the sizes of memory must rise"),
         ("memory = [[", "bytes = [[", r":21: unknown key 'bytes' in \[device.efficiency\]"),
+        ("overlap = 0.25", "transfer_overlap = -1", r":13: transfer_overlap must be at least 0"),
         ("overlap = 0.25", "overlap = 1", r":13: overlap must be at least 0 and less than 1"),
         ("all-reduce.2", "reduce.2", r":14: unknown collective 'reduce'; known: all-gather"),
         ("all-reduce.2", "all-reduce.1", r":14: '1' is no size of a group from 2 on"),

@@ -38,6 +38,7 @@ memory = [[1e6, 0.6], [1e8, 0.9]]
 bandwidth = 150e9
 latency = 5e-6
 overlap = 0.5
+transfer_overlap = 0.25
 collectives.all-reduce.8 = { alpha = 31e-6, beta = 267e9 }
 collectives.all-reduce.4 = [[16e3, 25e-6], [4e6, 2e-3]]
 transfer = { bandwidth = 2.7e9, latency = 1e-4 }
@@ -152,7 +153,8 @@ def test_both_accept(text: str, tmp_path: Path) -> None:
         ("[[1e6, 0.6]", "[[1e6]"),
         ("[[1e6, 0.6]", "[[1e6, 0.6, 1]"),
         ("[[1e6, 0.6], [1e8, 0.9]]", "[]"),
-        ("overlap = 0.5", "overlap = 1.0"),
+        ("\noverlap = 0.5", "\noverlap = 1.0"),
+        ("transfer_overlap = 0.25", "transfer_overlap = -0.1"),
         ("latency = 5e-6", "latency = -1"),
         ("all-reduce.8", "all-sum.8"),
         ("all-reduce.8", "all-reduce.1"),

@@ -73,6 +73,7 @@ def test_everything_that_a_file_may_say(tmp_path: Path) -> None:
     link = replace(
         known.inter_host,
         overlap=0.125,
+        transfer_overlap=0.25,
         transfer=Transfer(1e9, 1e-5),
         collectives={
             "all-reduce": {2: Cost(1e-5, 1e-11), 4: Curve(((1.0, 1e-5), (1e6, 1e-3)))},

@@ -109,6 +109,39 @@ def test_one_stage_takes_what_its_sharding_problem_costs() -> None:
     assert predicted(module) < report.objective
 
 
+def test_hidden_transfers_count_in_the_objective_and_in_the_plan(tmp_path: Path) -> None:
+    """Transfers take a third of the step, and a tenth of them is not hidden."""
+    file, found = tmp_path / "cluster.toml", list[tuple[float, float]]()
+    slow = CLUSTER.replace("f32 = 1e12", "f32 = 1e11").replace(
+        "latency = 1e-6", "latency = 1e-6\ntransfer = { bandwidth = 4e8, latency = 0 }"
+    )
+    for text in (slow, slow.replace("latency = 1e-6", "latency = 1e-6\ntransfer_overlap = 0.9")):
+        file.write_text(text)
+        options = "num-stages=2 num-micro-batches=32 schedule=gpipe"
+        objective, module = plan(mlp(), str(file), options)
+        found.append((objective, predicted(module)))
+        assert {it.overlap for it in read_planned(module).transfers} == {0.9 * (len(found) - 1)}
+    (plain, plain_step), (hidden, hidden_step) = found
+    assert plain == pytest.approx(plain_step, rel=0.1)
+    assert hidden == pytest.approx(hidden_step, rel=0.1)
+    assert hidden_step < 0.8 * plain_step
+
+
+def test_1f1b_keeps_too_few_micro_batches_to_hide_transfers(tmp_path: Path) -> None:
+    """The objective counts all of them, and is at most 1 / S of them too high."""
+    file, found = tmp_path / "cluster.toml", list[tuple[float, float]]()
+    slow = CLUSTER.replace("f32 = 1e12", "f32 = 1e11")
+    for share in ("0", "0.9"):
+        more = f"\ntransfer = {{ bandwidth = 4e8, latency = 0 }}\ntransfer_overlap = {share}"
+        file.write_text(slow.replace("latency = 1e-6", "latency = 1e-6" + more))
+        options = "num-stages=2 num-micro-batches=32 schedule=1f1b"
+        objective, module = plan(mlp(), str(file), options)
+        found.append((objective, predicted(module)))
+    (plain, plain_step), (hidden, hidden_step) = found
+    assert plain == hidden == pytest.approx(plain_step, rel=0.02)
+    assert hidden_step < plain_step < 1.25 * hidden_step
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_the_objective_is_near_the_final_plan(schedule: str) -> None:
     options = f"num-stages=2 num-micro-batches=8 schedule={schedule}"
@@ -160,6 +193,21 @@ def test_updates_wait_for_one_another() -> None:
     assert step_seconds(update_chain()) == 10 + 1 + 20 + 5 + 2 + 7
     three = replace(update_chain(), plan=Plan(num_micro_batches=3))
     assert step_seconds(three) == 10 + 3 * (1 + 20) + 5 + 2 + 7
+
+
+def test_what_computation_hides_of_a_transfer() -> None:
+    """The first micro-batch waits for all of it. Later ones arrive while the mesh computes."""
+    first, transfer, *others = update_chain().steps
+    assert isinstance(transfer, Transfer)
+    hidden = replace(transfer, overlap=0.75)
+    program = replace(update_chain(), steps=(first, hidden, *others))
+    assert step_seconds(program) == step_seconds(update_chain())
+    three = replace(program, plan=Plan(num_micro_batches=3))
+    assert step_seconds(three) == 10 + (1 + 20) + 2 * (0.25 + 20) + 5 + 2 + 7
+    # If it takes longer than the work of a micro-batch, its link is the bottleneck.
+    slow = replace(hidden, seconds=80.0)
+    slower = replace(three, steps=(first, slow, *others))
+    assert step_seconds(slower) == 10 + 3 * 60 + (20 + 20) + 5 + 2 + 7
 
 
 def test_meshes_that_take_turns() -> None:

@@ -66,6 +66,7 @@ def problems(draw: st.DrawFn) -> Problem:
         c=np.concatenate([np.zeros((1, len(shapes), 2)), rng.random((layers - 1, len(shapes), 2))]),
         num_micro_batches=draw(st.sampled_from([1, 2, 5, 64])),
         schedule=draw(st.sampled_from(["gpipe", "1f1b", "zb-h1"])),
+        hidden=0.9 * rng.random((len(shapes), 2)) if draw(st.booleans()) else None,
         num_stages=draw(st.sampled_from([None, None, 1, 2, 3])),
         minimise=draw(st.sampled_from(["step", "step", "throughput"])),
         back=np.concatenate(
@@ -134,6 +135,23 @@ def test_transfers_move_the_cut():
     transfers = np.broadcast_to(np.array([0.0, 9.0, 9.0, 0.5])[:, None, None], (4, 3, 2))
     solution = solve(replace(uniform(), num_stages=2, c=transfers))
     assert solution.stages[1].first == 3
+
+
+def test_hidden_transfers_are_waited_for_once():
+    """Two stages of 4 s; the transfer of 2 s into the second is hidden by three quarters."""
+    transfers = np.broadcast_to(np.array([0.0, 9.0, 2.0, 9.0])[:, None, None], (4, 3, 2))
+    hidden = np.full((3, 2), 0.75)
+    problem = replace(uniform(), num_stages=2, c=transfers, hidden=hidden)
+    assert solve(problem).objective == (1.0 + 1.0 + 2.0) + 7 * (1.0 + 0.5)
+    # Longer than the work of a micro-batch.
+    slow = replace(problem, c=4 * transfers)
+    assert solve(slow).objective == (1.0 + 1.0 + 8.0) + 7 * (0.75 * 8.0)
+
+
+@pytest.mark.parametrize("hidden", [np.full((3, 2), 1.0), np.full((3, 2), -0.1), np.zeros(3)])
+def test_shares_that_are_none(hidden):
+    with pytest.raises(ValueError, match="hidden must"):
+        solve(replace(uniform(), hidden=hidden))
 
 
 def test_a_cut_between_hosts_moves_what_is_cheap_to_send():
