@@ -35,7 +35,6 @@ import ray
 from flax import linen as nn
 
 from alpa import passes
-from alpa.dialects.plan import Schedule
 from alpa.runtime import WorkerOptions, load
 from alpa.runtime.workers.executor import RayExecutable
 from alpa.runtime.workers.messages import StepTimes
@@ -81,6 +80,8 @@ class Measured:
 
     step: float
     meshes: dict[str, StepTimes]
+    predicted: float
+    """by the plan"""
 
 
 def program_of(chain: Chain) -> TrainingProgram:
@@ -90,7 +91,7 @@ def program_of(chain: Chain) -> TrainingProgram:
 def time_pipeline(
     chain: Chain,
     num_micro_batches: int,
-    schedule: Schedule,
+    schedule: str,
     transport: Transport,
     steps: int,
 ) -> Measured:
@@ -116,7 +117,11 @@ def time_pipeline(
             times = step.wait()
             seconds = time.perf_counter() - begin
             if best is None or seconds < best.step:
-                best = Measured(step=seconds, meshes={name: t for name, (t,) in times.items()})
+                best = Measured(
+                    step=seconds,
+                    meshes={name: t for name, (t,) in times.items()},
+                    predicted=step.program.plan.predicted_step_seconds,
+                )
     assert best is not None
     return best
 
