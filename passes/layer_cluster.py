@@ -287,7 +287,7 @@ def _cut(graph: Graph, forward: list[int], counts: range, delta: float) -> Seque
         for v in graph.results[o]
         if graph.users[v]
     ]
-    received = layer_dp.received_bytes(len(forward), crossing)
+    received = layer_dp.Received(len(forward), crossing)
     problem = layer_dp.Problem(flops=flops, received=received, num_layers=counts[-1], delta=delta)
     return layer_dp.solve_narrow(problem, counts[0]).starts
 

@@ -12,10 +12,10 @@ O(K^2 L), less where the FLOP bound keeps layers short.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import inf
+from math import inf, isfinite
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +26,50 @@ _ROUNDING = 1e-12
 """FLOPs of layers are differences of prefix sums: equal up to this part."""
 
 
+class Received:
+    """What layers receive: for each k, the bytes that ops i..k receive from ops before i <= k.
+
+    The matrix of all i and k would be by far the largest thing here, so it is never held: each
+    column is made from the one before.
+    """
+
+    def __init__(
+        self, num_ops: int, values: Sequence[tuple[int, float, Sequence[int]]] = ()
+    ) -> None:
+        """From (producer, bytes, consumers in ascending order) of each value.
+
+        A value counts once for a layer, however many of its ops read it. Ops are numbered from 0;
+        inputs of the program are no values here.
+        """
+        self.num_ops = num_ops
+        self._hops: list[list[tuple[int, float]]] = [[] for _ in range(num_ops)]
+        # Layers that begin in (before, consumer] and reach the consumer receive the value.
+        for producer, size, consumers in values:
+            for before, consumer in pairwise((producer, *consumers)):
+                self._hops[consumer].append((before + 1, size))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all sizes are."""
+        return isfinite(sum(size for hops in self._hops for _, size in hops))
+
+    def columns(self) -> Iterator[np.ndarray]:
+        """For each k the bytes by i, [k + 1], until the next one is asked for."""
+        column = np.zeros(self.num_ops)
+        for k, hops in enumerate(self._hops):
+            for begin, size in hops:
+                column[begin : k + 1] += size
+            yield column[: k + 1]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
     """K ops in program order, to be cut into ``num_layers`` non-empty layers."""
 
     flops: np.ndarray
     """FLOPs of each op, [K]"""
-    received: np.ndarray
-    """``received[i, k]``: bytes that ops i..k receive from ops before i, [K, K], 0 for i > k"""
+    received: Received
+    """by these ops"""
     num_layers: int
     delta: float
     """how far a layer's FLOPs may lie above the average; 0.5 = by half"""
@@ -45,16 +81,15 @@ class Problem:
             raise ValueError(
                 f"flops must be a vector with one entry per op, not {self.flops.shape}"
             )
-        if self.received.shape != (count, count):
-            raise ValueError(f"received must be {count}x{count}, not {self.received.shape}")
+        if self.received.num_ops != count:
+            raise ValueError(f"received must be of {count} ops, not {self.received.num_ops}")
         if not 1 <= self.num_layers <= count:
             raise ValueError(
                 f"{count} ops cannot form {self.num_layers} layers: ask for 1 to {count}"
             )
         if not (np.isfinite(self.flops).all() and (self.flops >= 0).all()):
             raise ValueError("flops must be finite and not negative")
-        # Sums take no memory of the size of the matrix, and are finite if all entries are.
-        if not np.isfinite(self.received.sum()) or self.delta < 0:
+        if not self.received.is_finite or self.delta < 0:
             raise ValueError("received must be finite and delta not negative")
 
 
@@ -70,35 +105,6 @@ class Solution:
     that, the smallest bound that one keeps"""
 
 
-def received_bytes(num_ops: int, values: Sequence[tuple[int, float, Sequence[int]]]) -> np.ndarray:
-    """The matrix ``received`` from (producer, bytes, consumers in ascending order) of each value.
-
-    A value counts once for a layer, however many of its ops read it. Ops are numbered from 0;
-    inputs of the program are no values here.
-    """
-    hops = [
-        (before + 1, consumer, size)
-        for producer, size, consumers in values
-        for before, consumer in pairwise((producer, *consumers))
-    ]
-    starts = np.array([start for start, _, _ in hops], dtype=int)
-    firsts = np.array([consumer for _, consumer, _ in hops], dtype=int)
-    sizes = [size for _, _, size in hops]
-    # Layers that begin in (before, consumer] and reach the consumer receive the value: add the
-    # size to those rows from that column on, as a difference in both directions.
-    # Layers that end with one op are read together: columns are contiguous.
-    steps = np.zeros((num_ops + 1, num_ops), order="F")
-    np.add.at(steps, (starts, firsts), sizes)
-    np.subtract.at(steps, (firsts + 1, firsts), sizes)
-    # In place: the matrix is by far the largest thing here.
-    received = steps[:-1]
-    np.cumsum(received, axis=0, out=received)
-    np.cumsum(received, axis=1, out=received)
-    for k in range(num_ops):
-        received[k + 1 :, k] = 0.0
-    return received
-
-
 def solve(problem: Problem) -> Solution:
     """The clustering of eq. 6, of least variance among the best. Raises ``ValueError``."""
     problem.check()
@@ -111,18 +117,17 @@ def solve(problem: Problem) -> Solution:
     limit = bound + _ROUNDING * total
     lows = np.searchsorted(sums, sums[1:] - limit, side="left")
     lows = np.minimum(lows, np.arange(sums.size - 1))
-    received = problem.received
 
-    def inputs(low: int, k: int, before: np.ndarray) -> np.ndarray:
-        return np.maximum(before, received[low : k + 1, k])
+    def inputs(begins: np.ndarray, _: int, received: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return begins, received
 
-    largest = float(_recursion(problem.num_layers, lows, inputs)[0][-1, -1])
+    largest = float(_recursion(problem, lows, inputs, np.maximum)[0][-1, -1])
 
-    def squares(low: int, k: int, before: np.ndarray) -> np.ndarray:
-        flops = (sums[k + 1] - sums[low : k + 1]) / max(average, 1.0)
-        return before + np.where(received[low : k + 1, k] <= largest, flops**2, inf)
+    def squares(begins: np.ndarray, k: int, received: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        begins = begins[received <= largest]
+        return begins, ((sums[k + 1] - sums[begins]) / max(average, 1.0)) ** 2
 
-    _, choices = _recursion(problem.num_layers, lows, squares)
+    _, choices = _recursion(problem, lows, squares, np.add)
     starts: list[int] = []
     end = problem.flops.size
     for r in range(problem.num_layers, 0, -1):
@@ -165,24 +170,35 @@ def solve_narrow(problem: Problem, fewest: int) -> Solution:
     return min((o for o in every if o.largest_input == narrowest), key=inequality)
 
 
+_Layers = Callable[[np.ndarray, int, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Where layers that end with an op may begin, that op, and what they receive: where they begin of
+these, and what they cost"""
+
+
 def _recursion(
-    num_layers: int, lows: np.ndarray, extend: Callable[[int, int, np.ndarray], np.ndarray]
+    problem: Problem, lows: np.ndarray, layers: _Layers, join: np.ufunc
 ) -> tuple[np.ndarray, np.ndarray]:
     """best[r, n] and first op of the last layer, for the first n ops in r layers.
 
-    ``extend(low, k, before)`` adds a layer that begins at low..k and ends with op k to the values
-    ``before[r, begin]``.
+    A layer that ends with op k begins at lows[k]..k, as far as ``layers`` allows it. ``join`` adds
+    its cost to that of the layers before.
     """
-    count = lows.size
+    count, num_layers = lows.size, problem.num_layers
     best = np.full((num_layers + 1, count + 1), inf)
     best[0, 0] = 0.0
     first = np.zeros((num_layers + 1, count + 1), dtype=np.int32)
-    for k in range(count):
-        low = int(lows[k])
-        values = extend(low, k, best[:-1, low : k + 1])
+    every, rows, room = np.arange(count), np.arange(num_layers), np.empty((num_layers, count))
+    for k, (low, column) in enumerate(zip(lows.tolist(), problem.received.columns(), strict=True)):
+        begins, costs = layers(every[low : k + 1], k, column[low:])
+        if not begins.size:
+            continue
+        before = best[:-1, low : k + 1]
+        if begins.size < before.shape[1]:
+            before = before[:, begins - low]
+        values = join(before, costs, out=room[:, : begins.size])
         at = values.argmin(axis=1)
-        best[1:, k + 1] = np.take_along_axis(values, at[:, None], axis=1)[:, 0]
-        first[1:, k + 1] = low + at
+        best[1:, k + 1] = values[rows, at]
+        first[1:, k + 1] = begins[at]
     return best, first
 
 
@@ -220,7 +236,9 @@ def verify(problem: Problem, solution: Solution) -> None:
         raise VerificationError(
             f"a layer is empty: layers begin at {starts}, there are {count} ops"
         )
-    inputs = [float(problem.received[s, e - 1]) for s, e in zip(starts, ends, strict=True)]
+    begin_of = {end - 1: start for start, end in zip(starts, ends, strict=True)}
+    columns = enumerate(problem.received.columns())
+    inputs = [float(column[begin_of[k]]) for k, column in columns if k in begin_of]
     if max(inputs) != solution.largest_input:
         raise VerificationError(
             f"the largest input is {max(inputs)} B, not {solution.largest_input} B"

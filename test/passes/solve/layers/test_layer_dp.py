@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from alpa.passes.solve.errors import VerificationError
 from alpa.passes.solve.layers.layer_dp import (
     Problem,
+    Received,
     Solution,
-    received_bytes,
     solve,
     solve_narrow,
     verify,
@@ -33,16 +33,24 @@ def brute_received(num_ops: int, values: list[Value]) -> np.ndarray:
     return received
 
 
+def matrix(received: Received) -> np.ndarray:
+    """received[i, k]: bytes that ops i..k receive from ops before i."""
+    found = np.zeros((received.num_ops, received.num_ops))
+    for k, column in enumerate(received.columns()):
+        found[: k + 1, k] = column
+    return found
+
+
 def brute_force(problem: Problem, bound: float) -> tuple[float, float]:
     """(largest input, variance) of the best clustering whose layers have at most ``bound``."""
-    count = problem.flops.size
+    count, received = problem.flops.size, matrix(problem.received)
     found = []
     for cuts in combinations(range(1, count), problem.num_layers - 1):
         starts = (0, *cuts)
         flops = np.add.reduceat(problem.flops, starts)
         if flops.max() <= bound * (1 + 1e-9):
             ends = (*cuts, count)
-            largest = max(problem.received[s, e - 1] for s, e in zip(starts, ends, strict=True))
+            largest = max(received[s, e - 1] for s, e in zip(starts, ends, strict=True))
             found.append((float(largest), float(np.var(flops))))
     return min(found)
 
@@ -64,7 +72,7 @@ def problems(draw: st.DrawFn) -> Problem:
     flops = draw(st.lists(st.sampled_from([0.0, 1.0, 2.0, 9.0]), min_size=count, max_size=count))
     return Problem(
         flops=np.array(flops),
-        received=received_bytes(count, draw(values_of(count))),
+        received=Received(count, draw(values_of(count))),
         num_layers=draw(st.integers(1, count)),
         delta=draw(st.sampled_from([0.0, 0.2, 1.0, 10.0])),
     )
@@ -74,7 +82,7 @@ def problems(draw: st.DrawFn) -> Problem:
 @given(data=st.data(), num_ops=st.integers(1, 9))
 def test_received_bytes_equals_brute_force(data, num_ops):
     values = data.draw(values_of(num_ops))
-    assert np.array_equal(received_bytes(num_ops, values), brute_received(num_ops, values))
+    assert np.array_equal(matrix(Received(num_ops, values)), brute_received(num_ops, values))
 
 
 @settings(max_examples=300, deadline=None)
@@ -95,7 +103,7 @@ def test_equals_brute_force(problem):
 
 
 def test_cuts_where_little_flows():
-    received = received_bytes(4, [(0, 100.0, (1,)), (1, 1.0, (2, 3)), (2, 100.0, (3,))])
+    received = Received(4, [(0, 100.0, (1,)), (1, 1.0, (2, 3)), (2, 100.0, (3,))])
     problem = Problem(flops=np.ones(4), received=received, num_layers=2, delta=0.0)
     assert solve(problem).starts == (0, 2)
     assert solve(problem).largest_input == 1.0
@@ -103,7 +111,7 @@ def test_cuts_where_little_flows():
 
 def test_one_op_above_the_bound_relaxes_it():
     problem = Problem(
-        flops=np.array([1.0, 50.0, 1.0]), received=np.zeros((3, 3)), num_layers=2, delta=0.5
+        flops=np.array([1.0, 50.0, 1.0]), received=Received(3), num_layers=2, delta=0.5
     )
     solution = solve(problem)
     assert solution.flop_bound == 51.0
@@ -122,7 +130,7 @@ def sequence(count: int, num_layers: int) -> Problem:
         for p in range(count - 1)
     ]
     flops = np.where(rng.random(count) < 0.2, rng.random(count) * 1e12, rng.random(count) * 1e8)
-    received = received_bytes(count, values)
+    received = Received(count, values)
     return Problem(flops=flops, received=received, num_layers=num_layers, delta=0.1)
 
 
@@ -145,19 +153,20 @@ def test_an_op_is_one_step_for_numpy(num_calls):
     [
         ({"num_layers": 4}, "3 ops cannot form 4 layers: ask for 1 to 3"),
         ({"num_layers": 0}, "cannot form 0 layers"),
-        ({"received": np.zeros((2, 3))}, r"received must be 3x3, not \(2, 3\)"),
+        ({"received": Received(2)}, "received must be of 3 ops, not 2"),
+        ({"received": Received(3, [(0, np.inf, (1,))])}, "received must be finite"),
         ({"flops": np.array([1.0, np.nan, 1.0])}, "flops must be finite"),
         ({"delta": -1.0}, "delta not negative"),
     ],
 )
 def test_check(changes, message):
-    good = Problem(flops=np.ones(3), received=np.zeros((3, 3)), num_layers=2, delta=0.5)
+    good = Problem(flops=np.ones(3), received=Received(3), num_layers=2, delta=0.5)
     with pytest.raises(ValueError, match=message):
         solve(replace(good, **changes))
 
 
 def test_verify_rejects_what_is_wrong():
-    received = received_bytes(3, [(0, 4.0, (1,)), (1, 2.0, (2,))])
+    received = Received(3, [(0, 4.0, (1,)), (1, 2.0, (2,))])
     problem = Problem(flops=np.array([1.0, 1.0, 2.0]), received=received, num_layers=2, delta=0.0)
     good = Solution(starts=(0, 2), largest_input=2.0, flop_bound=2.0)
     verify(problem, good)
@@ -178,7 +187,7 @@ def chain_of_blocks(heavy: float, wide: float) -> Problem:
     ops = block * 8
     values = [(n, size, (n + 1,)) for n, (_, size) in enumerate(ops[:-1])]
     flops = np.array([flops for flops, _ in ops])
-    return Problem(flops=flops, received=received_bytes(len(ops), values), num_layers=16, delta=0.5)
+    return Problem(flops=flops, received=Received(len(ops), values), num_layers=16, delta=0.5)
 
 
 def test_fewer_layers_are_taken_where_they_receive_less() -> None:
