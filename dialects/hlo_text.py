@@ -43,7 +43,8 @@ _HAS_OPS = re.compile(rb"(?m)(?:(?:=|^)[ \t]*|\")mhlo\.(?:copy|topk|" + _UNARY +
 
 def without_mhlo(text: bytes) -> bytes:
     """The text with the ops replaced; the same object if there are none."""
-    if _HAS_OPS.search(text) is None:
+    # Looking for the word alone takes a hundredth of the time.
+    if b"mhlo." not in text or _HAS_OPS.search(text) is None:
         return text
     for pattern, new in _COMPILED:
         text = pattern.sub(new, text)

@@ -207,6 +207,15 @@ def inner_ops(op: ir.OpView) -> Iterator[ir.OpView]:
             yield from walk(block)
 
 
+def inner_blocks(block: ir.Block) -> Iterator[ir.Block]:
+    """Every block in the regions of a block's ops, parents first."""
+    for op in block.operations:
+        for region in op.regions:
+            for inner in region.blocks:
+                yield inner
+                yield from inner_blocks(inner)
+
+
 def combiner(op: ir.OpView, region: int = 0) -> str | None:
     """The name of the op by which a region combines its two arguments; None for any other."""
     arguments, (first, *rest) = list(body(op, region).arguments), body(op, region).operations

@@ -231,16 +231,16 @@ class _Kernels:
         started: set[int] = set()
         found: list[Work] = []
         for number, (row, way) in enumerate(zip(self.rows, self.ways, strict=True)):
-            num_bytes, kernels = 0.0, 0.0
             if way == "alone" and row.results:
-                num_bytes, kernels = self._own(row)
-            elif way == "fused":
+                flops, num_bytes, kernels = self._own(row)
+            else:
+                flops, num_bytes, kernels = op_cost.flops(row.op), 0.0, 0.0
+            if way == "fused":
                 num_bytes = reads[number]
                 num_bytes += sum(type_bytes(v.type) for v in row.results if v in written)
                 if num_bytes > 0 and self._find(number) not in started:
                     started.add(self._find(number))
                     kernels = 1.0
-            flops = op_cost.flops(row.op)
             found.append(Work(flops, num_bytes, kernels, _dtype(row.op), _kind(row, way)))
         return found
 
@@ -262,26 +262,29 @@ class _Kernels:
                     reads[number] += type_bytes(root.type)
         return reads, written
 
-    def _own(self, row: _Row) -> tuple[float, float]:
-        """Bytes and kernels of an op that does not fuse."""
+    def _own(self, row: _Row) -> tuple[float, float, float]:
+        """FLOPs, bytes and kernels of an op that does not fuse."""
         op = row.op
         inner = partial(fused, converts_in_dots=self.converts_in_dots, known=self.known)
         if isinstance(op, stablehlo.WhileOp):
             trips = op_cost.trip_count_or_default(op)
-            _, num_bytes, kernels = total(inner(body(op, 1)))
-            return trips * num_bytes, trips * kernels
+            flops, num_bytes, kernels = total(inner(body(op, 1)))
+            return trips * flops, trips * num_bytes, trips * kernels
         if isinstance(op, stablehlo.CaseOp | stablehlo.IfOp):
             branches = [total(inner(body(op, i))) for i in range(len(op.regions))]
-            return max(branch[1] for branch in branches), max(branch[2] for branch in branches)
+            flops, num_bytes, kernels = map(max, zip(*branches, strict=True))
+            return flops, num_bytes, kernels
         if isinstance(op, sdy.ManualComputationOp):
-            _, num_bytes, kernels = total(inner(body(op)))
-            return op_cost.manual_ways(op) * num_bytes, kernels
+            flops, num_bytes, kernels = total(inner(body(op)))
+            ways = op_cost.manual_ways(op)
+            return ways * flops, ways * num_bytes, kernels
         wider = sum(
             type_bytes(self.converted[value].type) - type_bytes(value.type)
             for value in row.operands
             if value in self.converted
         )
-        return op_cost.memory_bytes(op) + wider, float(row.name not in FREE)
+        num_bytes = op_cost.memory_bytes(op) + wider
+        return op_cost.flops(op), num_bytes, float(row.name not in FREE)
 
 
 def _kind(row: _Row, way: _Way) -> Literal["matrix", "convolution", "elementwise"]:

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 from alpa.dialects import body, ir
 from alpa.passes.analysis import op_work
-from alpa.passes.analysis.graph import block_recipe
+from alpa.passes.analysis.graph import block_recipe, inner_blocks
 from alpa.passes.analysis.op_work import Work
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import Device, Share
@@ -42,14 +42,18 @@ class Works:
     """The work of the ops of computations and fragments, found once for equal ones."""
 
     def __init__(self) -> None:
-        self._works: dict[Hashable, list[Work]] = {}
+        self._works: dict[Hashable, tuple[list[Work], list[list[Work] | None]]] = {}
+        """of a block, and of the blocks in its ops' regions as far as its own comes from theirs"""
         self._seconds: dict[Hashable, tuple[Device, float]] = {}
         """by the id of a device, which is kept here so that no other device gets its id"""
 
     def of(
         self, block: ir.Block, device: Device, nested: dict[ir.Block, list[Work]] | None = None
     ) -> list[Work]:
-        """`block_works` of a block that reads no values from around it."""
+        """`block_works` of a block that reads no values from around it.
+
+        `nested` is given the work of the blocks in regions.
+        """
         return self._of(_key(block, device), block, device, nested)
 
     def seconds(self, computation: ir.OpView, cluster: Cluster) -> float:
@@ -73,8 +77,14 @@ class Works:
     ) -> list[Work]:
         found = self._works.get(key)
         if found is None:
-            found = self._works[key] = block_works(block, device, nested)
-        return found
+            known: dict[ir.Block, list[Work]] = {}
+            works = block_works(block, device, known)
+            found = self._works[key] = works, list(map(known.get, inner_blocks(block)))
+        if nested is not None:
+            for inner, its in zip(inner_blocks(block), found[1], strict=True):
+                if its is not None:
+                    nested[inner] = its
+        return found[0]
 
 
 def _key(block: ir.Block, device: Device) -> Hashable:

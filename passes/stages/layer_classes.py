@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from alpa.dialects import body, func, ir, parse, terminator
+from alpa.dialects import body, bytecode, func, ir, parse, terminator
 from alpa.dialects.attributes import Argument, Part, Result, ResultRole, state_pairs
 from alpa.dialects.mpmd_types import Origin
 from alpa.dialects.plan import MeshAssignment, Plan
@@ -76,7 +76,7 @@ class LayerClasses:
     """All layers by class, the module of their programs, and the linked layers: pairs (producer,
     reader) per link.
 
-    The ops have their sharding rules. Pickled, the programs are text, which is parsed in a fresh
+    The ops have their sharding rules. Pickled, the programs are bytecode, which is read in a fresh
     context.
     """
 
@@ -104,13 +104,13 @@ class LayerClasses:
         facts = [
             (one.layers, one.boundary, one.kept, one.stays, one.totals) for one in self.classes
         ]
-        return _parsed, (str(self.module), facts, self.class_of, self.links, self.axis_names)
+        return _parsed, (bytecode(self.module), facts, self.class_of, self.links, self.axis_names)
 
 
 def _parsed(
-    text: str, facts: Sequence[tuple[Any, ...]], class_of: Any, links: Any, axis_names: Any
+    data: bytes, facts: Sequence[tuple[Any, ...]], class_of: Any, links: Any, axis_names: Any
 ) -> LayerClasses:
-    module = parse(text)
+    module = parse(data)
     functions = [op for op in module.body.operations if isinstance(op, func.FuncOp)]
     classes = tuple(LayerClass(f, *fact) for f, fact in zip(functions, facts, strict=True))
     return LayerClasses(
