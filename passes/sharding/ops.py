@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from alpa.dialects import ir, mpmd, stablehlo, terminator
 from alpa.dialects.attributes import FOLLOW, read_int
 from alpa.dialects.sharding import ShardingRule
-from alpa.passes.analysis.graph import has_effects, type_bytes
+from alpa.passes.analysis.graph import has_effects, inner_blocks, type_bytes
 from alpa.passes.analysis.op_work import NOTHING, Work
 from alpa.passes.cost.device import Device
 from alpa.passes.sharding import sums
@@ -111,8 +111,8 @@ class OpReader:
     """of ops; readers of problems that share what is made for a mesh share them, too"""
     kept: Cache = field(default_factory=Cache)
     """what else depends on no mesh"""
-    nested: dict[ir.Block, list[Work]] = field(default_factory=dict[ir.Block, list[Work]])
-    """the work of blocks in the regions of ops"""
+    known: dict[ir.Block, list[Work]] = field(default_factory=dict[ir.Block, list[Work]])
+    """the work of the ops of blocks and their terminators, as far as it was found"""
 
     def ops(self, block: ir.Block) -> list[Op]:
         """The ops of a block but its terminator."""
@@ -125,10 +125,21 @@ class OpReader:
 
     def _works(self, block: ir.Block) -> list[Work]:
         """The work of each op of a block but its terminator."""
+        if block in self.known:
+            return self.known[block][:-1]
         # A branch may read values from around it, whose types its recipe lacks.
         if not isinstance(block.owner, mpmd.FragmentOp):
-            return block_works(block, self.device, self.nested)
-        return self.works.of(block, self.device, self.nested)
+            return block_works(block, self.device, self.known)
+        works = self.works.of(block, self.device, self.known)
+        self.known[block] = [*works, NOTHING]
+        return works
+
+    def read(self, block: ir.Block) -> None:
+        """Reads all ops of a block and of those in their regions. Raises PassError."""
+        for op in self.ops(block):
+            self.kind(op)
+        for inner in inner_blocks(block):
+            self.ops(inner)
 
     def end(self, block: ir.Block) -> Op:
         """The terminator of a block."""

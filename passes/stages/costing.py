@@ -10,6 +10,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -102,6 +103,12 @@ class Costing:
         ops = sum(1 for _ in walk(self.solver.classes.module.body))
         return workers if ops >= self.worth else Workers(0)
 
+    def prepare(self, workers: Workers) -> None:
+        """Has processes read the classes' programs while this one finds what one device does."""
+        if self.folder is None:  # which may have all answers
+            for _ in range(self.where(workers).count):
+                workers.submit(_read, self._pickled)
+
     def begin(self, workers: Workers, submesh: Submesh, enough: float) -> Callable[[], Costs]:
         """Begins to find what the classes cost on a mesh; what is returned waits for it.
 
@@ -167,7 +174,8 @@ class Costing:
 
     @cached_property
     def _pickled(self) -> bytes:
-        return pickle.dumps(replace(self.solver))  # without what it has made of the programs
+        solver = replace(self.solver)  # without what it has made of the programs
+        return pickle.dumps((solver, solver.classes.known_works(solver.cluster.device)))
 
 
 class LayerCosts:
@@ -326,6 +334,15 @@ def _answer_pickled(pickled: bytes, what: Question, submesh: Submesh, given: Any
         return _answer(solver, what, submesh, given)
 
 
+def _read(pickled: bytes) -> None:
+    solver = _solver(pickled)
+    # Where an op cannot be on a mesh, the answer for the mesh says so.
+    with solver.classes.module.context, suppress(PassError):
+        solver.classes.read(solver.cluster.device)
+
+
 @lru_cache(maxsize=8)  # for each kind of hosts with rematerialised layers, and without
 def _solver(pickled: bytes) -> ClassSolver:
-    return pickle.loads(pickled)
+    solver, known = pickle.loads(pickled)
+    solver.classes.take_works(solver.cluster.device, known)
+    return solver

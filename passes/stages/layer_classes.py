@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from alpa.dialects import body, bytecode, func, ir, parse, terminator
+from alpa.dialects import body, bytecode, func, ir, mpmd, parse, terminator
 from alpa.dialects.attributes import Argument, Part, Result, ResultRole, state_pairs
 from alpa.dialects.mpmd_types import Origin
 from alpa.dialects.plan import MeshAssignment, Plan
 from alpa.dialects.sharding import Sharding
-from alpa.passes.analysis.graph import Graph, block_recipe
+from alpa.passes.analysis.graph import Graph, block_recipe, inner_blocks
+from alpa.passes.analysis.op_work import Work
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import Device
 from alpa.passes.sharding.gradient_reductions import place_reductions
@@ -100,11 +101,39 @@ class LayerClasses:
         kinds = Cache()
         return [OpReader(device, rule_of, self.works, kinds) for _ in self.classes]
 
+    def known_works(self, device: Device) -> list[list[list[Work] | None]]:
+        """The work of the ops of each block of each program, in order, as far as it is of use."""
+        found: list[list[list[Work] | None]] = []
+        for one, reader in zip(self.classes, self.readers(device), strict=True):
+            for block in fragment_blocks(one):
+                reader.ops(block)
+            found.append(list(map(reader.known.get, inner_blocks(body(one.function)))))
+        return found
+
+    def take_works(self, device: Device, known: Sequence[Sequence[list[Work] | None]]) -> None:
+        """Takes the `known_works` of equal programs, such as those that were pickled."""
+        for one, reader, works in zip(self.classes, self.readers(device), known, strict=True):
+            for block, its in zip(inner_blocks(body(one.function)), works, strict=True):
+                if its is not None:
+                    reader.known[block] = its
+
+    def read(self, device: Device) -> None:
+        """Reads all ops, for problems that are posed later. Raises PassError."""
+        for one, reader in zip(self.classes, self.readers(device), strict=True):
+            for block in fragment_blocks(one):
+                reader.read(block)
+
     def __reduce__(self) -> tuple[Any, ...]:
         facts = [
             (one.layers, one.boundary, one.kept, one.stays, one.totals) for one in self.classes
         ]
         return _parsed, (bytecode(self.module), facts, self.class_of, self.links, self.axis_names)
+
+
+def fragment_blocks(layer: LayerClass) -> list[ir.Block]:
+    """The blocks of a program's fragments."""
+    ops = body(layer.function).operations
+    return [body(op) for op in ops if isinstance(op, mpmd.FragmentOp)]
 
 
 def _parsed(

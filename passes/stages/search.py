@@ -93,6 +93,8 @@ class Search:
 
         ones = [one_device(kind) for kind in range(len(self.program.left))]
         for one in ones:
+            if len(self.submeshes) > 1:
+                one.costing_of(False).prepare(self.workers)
             self._planned_on_one_device(lambda one=one: one.candidate)
         every = [
             MeshCandidates(one=ones[kind], number=n, submesh=it)
