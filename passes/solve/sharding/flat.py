@@ -92,8 +92,8 @@ class Flat:
         """of each slot"""
         self.partner = np.repeat(self.other, widths)
         """the node at the other end of each slot"""
-        self.across = spread(np.repeat(self.slots[:-1][self.twin], widths), length).astype(np.int32)
-        """the slot at the other end of each entry"""
+        self.across = spread(np.repeat(self.slots[:-1][self.twin], widths), length)
+        """the slot at the other end of each entry; numpy would convert smaller numbers each time"""
         self._level = level
         self.costs = np.concatenate([np.zeros(0), *problem.node_costs]).astype(float)
         matrices: list[np.ndarray] = [e.costs for e in edges]

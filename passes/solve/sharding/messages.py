@@ -40,11 +40,21 @@ class Messages:
         parts = np.maximum(np.maximum(behind, ahead), 1)
         self._parts = parts[self.flat.owner].astype(float)
         """that a sweep, in either direction, divides each strategy's cost into"""
+        levels = self.flat.levels
+        most = max((level.entries.stop - level.entries.start for level in levels), default=0)
+        self._room = np.empty(most)
+        """for the entries of one level: new arrays at each visit take longer than the sums in them"""
 
     def _least(self, level: Level) -> np.ndarray:
         """The least of each slot's row, without the slot's own shift."""
-        entries = self.entries[level.entries] + self._shifts[self.flat.across[level.entries]]
-        return np.minimum.reduceat(entries, level.rows) if len(level.rows) else entries
+        if not len(level.rows):
+            return np.zeros(0)
+        across = self.flat.across[level.entries]
+        seen = self._room[: across.size]
+        # All places are valid; numpy checks them in a copy unless it may clip them.
+        np.take(self._shifts, across, out=seen, mode="clip")
+        seen += self.entries[level.entries]
+        return np.minimum.reduceat(seen, level.rows)
 
     def sweep(self, *, forward: bool) -> None:
         flat = self.flat
