@@ -92,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if roles is not None:
             roles.apply(source)
         elided_to_arguments(source)
+        run_pass("import-hlo", {}, source, clock)  # Tuples would keep the types of their parts.
         if options.dims:
             shrink(source, dict(options.dims))
         source.operation.verify()

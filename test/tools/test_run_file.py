@@ -75,3 +75,18 @@ def test_command_says_where_roles_are_wrong(
     assert run_file.main(["step.mlir", "--roles", str(roles)]) == 1
     message = f"{roles}:1: error: 'inputs' is neither [arguments] nor [results]"
     assert message in capsys.readouterr().err
+
+
+def test_command_widens_what_is_in_tuples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "step.mlir"
+    path.write_text("""
+    func.func @main(%x: tensor<8x4xf16>) -> tuple<tensor<8x4xf16>, tensor<8x4xf16>> {
+      %y = stablehlo.add %x, %x : tensor<8x4xf16>
+      %both = stablehlo.tuple %x, %y : tuple<tensor<8x4xf16>, tensor<8x4xf16>>
+      return %both : tuple<tensor<8x4xf16>, tensor<8x4xf16>>
+    }
+    """)
+    assert run_file.main([str(path), "--cluster", "cpu:1x1", "--widen"]) == 0
+    assert "2 of 2 results are equal" in capsys.readouterr().out
