@@ -141,7 +141,7 @@ class LayerCluster(Pass):
         said = micro_batches_of(module)
         step = _Step.of(function, said)
         if separate_states(step.graph, step.part, terminator(body(function))):
-            step = _Step.of(function, said)
+            step = step.with_barriers(function)
         graph, roles, parts, floating = step.graph, step.roles, step.parts, step.floating
         part = step.part
         independent = said == INDEPENDENT
@@ -251,6 +251,21 @@ class _Step:
         roles = infer_roles(function, graph)
         several = micro_batches is not None
         parts = split_step(graph, roles, exact=is_exact(micro_batches), several=several)
+        return cls._placed(graph, roles, parts)
+
+    def with_barriers(self, function: func.FuncOp) -> _Step:
+        """The step after `separate_states`: what depends on no batch got barriers at its end.
+
+        They depend on none either, so all other ops keep their parts, as far as those are known
+        before floating ops are placed.
+        """
+        graph = Graph.of(body(function))
+        barriers: list[Part | None] = [None] * (len(graph.ops) - len(self.graph.ops))
+        parts = replace(self.parts, part=[*self.parts.part, *barriers])
+        return self._placed(graph, infer_roles(function, graph), parts)
+
+    @classmethod
+    def _placed(cls, graph: Graph, roles: Roles, parts: StepParts) -> _Step:
         floating = Floating.find(graph, parts)
         return cls(graph, roles, parts, floating, resolve_parts(graph, parts, floating))
 

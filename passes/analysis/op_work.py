@@ -77,7 +77,10 @@ NOTHING = Work(0.0, 0.0, 0.0, "f32")
 def unfused(ops: Iterable[ir.OpView]) -> list[Work]:
     """The work of ops if each reads its operands from memory and writes its results; kernels are
     not counted."""
-    return [Work(op_cost.flops(op), op_cost.memory_bytes(op), 0.0, _dtype(op)) for op in ops]
+    return [
+        Work(op_cost.flops(op), op_cost.memory_bytes(op), 0.0, _dtype(*op.operands, *op.results))
+        for op in ops
+    ]
 
 
 def fused(
@@ -241,7 +244,11 @@ class _Kernels:
                 if num_bytes > 0 and self._find(number) not in started:
                     started.add(self._find(number))
                     kernels = 1.0
-            found.append(Work(flops, num_bytes, kernels, _dtype(row.op), _kind(row, way)))
+            found.append(
+                Work(
+                    flops, num_bytes, kernels, _dtype(*row.operands, *row.results), _kind(row, way)
+                )
+            )
         return found
 
     def _reads(self) -> tuple[list[float], set[ir.Value]]:
@@ -301,9 +308,10 @@ def _by_row(row: _Row) -> bool:
     return dims == last and prod(operand.shape[d] for d in dims) <= ROW
 
 
-def _dtype(op: ir.OpView) -> str:
-    """The element type that an op computes in, as the cluster file names it (`f32`, `i8`)."""
-    for value in (*op.operands, *op.results):
+def _dtype(*values: ir.Value) -> str:
+    """The element type that an op of these operands and results computes in, as the cluster file
+    names it (`f32`, `i8`)."""
+    for value in values:
         name = _element_name(value.type)
         if name is not None:
             return name

@@ -17,8 +17,10 @@ from alpa.dialects.attributes import FOLLOW, read_int
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.analysis.graph import has_effects, inner_blocks, type_bytes
 from alpa.passes.analysis.op_work import NOTHING, Work
+from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.device import Device
 from alpa.passes.sharding import sums
+from alpa.passes.sharding.combining import combined_with
 from alpa.passes.sharding.convolutions import sound_rule
 from alpa.passes.sharding.op_seconds import Works, block_works
 from alpa.passes.sharding.rules import RuleOf
@@ -169,6 +171,12 @@ class OpReader:
             return self.kinds.once(key, lambda: Kind(rule))
 
         return self.kept.once(("kind", op), make)
+
+    def combined_with(self, value: ir.Value, step: ir.OpView | None, mesh: LogicalMesh) -> int:
+        """`combining.combined_with`, which is the same on all meshes that combine."""
+        if not mesh.combines:
+            return 1
+        return self.kept.once(("combined", value, step), lambda: combined_with(value, step, mesh))
 
     def deferrable(self, block: ir.Block, results: Sequence[int]) -> set[ir.Value]:
         """The values of a fragment that may stay unreduced (`sums.deferrable`)."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +25,6 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.reshard import Layout, ReshardTable
 from alpa.passes.sharding import sums
-from alpa.passes.sharding.combining import combined_with
 from alpa.passes.sharding.ops import Cache, Op, OpReader
 from alpa.passes.sharding.spaces import Layouts, OpNode, Space
 from alpa.passes.sharding.strategies import Strategy, follow, meet, tensor_layouts
@@ -247,7 +246,7 @@ class ShardGraph:
         if key in self._counted:
             return
         step = self.steps[-1] if self.steps else None
-        combined = combined_with(value, step, self.mesh)
+        combined = self.reader.combined_with(value, step, self.mesh)
         self._counted[key] = combined
         matrix = self._matrix(source.layouts, need.layouts, source.type, weight, combined)
         if matrix is None:
@@ -335,11 +334,9 @@ class ShardGraph:
     def layout_of(self, value: ir.Value, choice: Sequence[int]) -> Layout:
         """A value's layout under an assignment of one strategy per node."""
         if value in self.free:
-            layout: Layout | None = None
-            for need in self.free[value]:
-                wanted = need.layouts[choice[need.node]]
-                layout = wanted if layout is None else meet(layout, wanted)
-            return replicated(value) if layout is None else layout
+            # Many needs of a constant want it in few layouts.
+            wanted = dict.fromkeys(need.layouts[choice[need.node]] for need in self.free[value])
+            return reduce(meet, wanted) if wanted else replicated(value)
         placed = self.placed[value]
         return placed.layouts[choice[placed.node]]
 

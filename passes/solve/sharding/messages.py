@@ -43,7 +43,7 @@ class Messages:
         levels = self.flat.levels
         most = max((level.entries.stop - level.entries.start for level in levels), default=0)
         self._room = np.empty(most)
-        """for the entries of one level: new arrays at each visit take longer than the sums in them"""
+        """for the entries of a level: new arrays at each visit take longer than the sums in them"""
 
     def _least(self, level: Level) -> np.ndarray:
         """The least of each slot's row, without the slot's own shift."""
