@@ -41,7 +41,7 @@
       batch_norm_inference(x, scale, offset, mean, variance) -> x * s + (offset - mean * s)
       batch_norm_grad(x, scale, mean, variance, dy) -> d x, d scale, d offset
 
-* Ops without effects whose results are not used are erased.
+* Ops without effects whose results are not used are erased, loops and branches of such ops, too.
 * Each computationally trivial op (element-wise, transpose, reshape, broadcast, reduce) gets
   `alpa.follow`, the number of the operand whose sharding it takes: see `simplify/follow.py`.
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from alpa.dialects import ir, sdy
-from alpa.passes.analysis.graph import replace_op
+from alpa.passes.analysis.graph import inner_ops, replace_op
 from alpa.passes.analysis.op_kinds import CONTROL_FLOW, PURE
+
+_HARMLESS = PURE | CONTROL_FLOW | {"stablehlo.return"}
 
 
 class Rewriter:
@@ -39,7 +41,7 @@ def simplify(block: ir.Block, rewrites: Mapping[str, tuple[Rewrite, ...]]) -> No
     """
     pending = list(_program(block))
     pending.reverse()
-    pure: list[ir.OpView] = []
+    removable: list[ir.OpView] = []
     rewriter = Rewriter()
     while pending:
         op = pending.pop()
@@ -54,9 +56,9 @@ def simplify(block: ir.Block, rewrites: Mapping[str, tuple[Rewrite, ...]]) -> No
             rewriter.created.clear()
             break
         else:
-            if name in PURE:
-                pure.append(op)
-    _erase_dead(pure)
+            if name in PURE or name in CONTROL_FLOW:
+                removable.append(op)
+    _erase_dead(removable)
 
 
 def _program(block: ir.Block) -> Iterator[ir.OpView]:
@@ -86,10 +88,16 @@ def _keep_sharding(op: ir.OpView, values: Sequence[ir.Value]) -> Sequence[ir.Val
     ]
 
 
-def _erase_dead(pure: Sequence[ir.OpView]) -> None:
-    """Erases those of these ops, in program order, that nobody uses, users before producers."""
-    for op in reversed(pure):
-        if not any(True for result in op.results for _use in result.uses):
+def _erase_dead(ops: Sequence[ir.OpView]) -> None:
+    """Erases those of these ops, in program order, that nobody uses, users before producers.
+
+    Loops and branches stay if something in them has an effect, or may have one. A loop counts as
+    one that ends, as it does for XLA.
+    """
+    for op in reversed(ops):
+        if any(True for result in op.results for _use in result.uses):
+            continue
+        if op.operation.name in PURE or all(o.operation.name in _HARMLESS for o in inner_ops(op)):
             op.operation.erase()
 
 

@@ -424,6 +424,58 @@ func.func @dead_ops(%x: tensor<4x8xf32>) -> tensor<4x8xf32> {
 
 // -----
 
+// What only a loop needs that nobody reads is not there.
+// CHECK-LABEL: @dead_loops
+// CHECK-NEXT: return %arg0
+func.func @dead_loops(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %0 = stablehlo.exponential %x : tensor<4xf32>
+  %1:2 = stablehlo.while(%i = %zero, %y = %0) : tensor<i32>, tensor<4xf32>
+  cond {
+    %three = stablehlo.constant dense<3> : tensor<i32>
+    %c = stablehlo.compare LT, %i, %three : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %c : tensor<i1>
+  } do {
+    %one = stablehlo.constant dense<1> : tensor<i32>
+    %j = stablehlo.add %i, %one : tensor<i32>
+    %s = stablehlo.constant dense<0.0> : tensor<f32>
+    %r = stablehlo.reduce(%y init: %s) applies stablehlo.add across dimensions = [0] : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
+    %z = stablehlo.broadcast_in_dim %r, dims = [] : (tensor<f32>) -> tensor<4xf32>
+    stablehlo.return %j, %z : tensor<i32>, tensor<4xf32>
+  }
+  %2 = "stablehlo.case"(%1#0) ({
+    stablehlo.return %1#1 : tensor<4xf32>
+  }, {
+    %3 = stablehlo.negate %1#1 : tensor<4xf32>
+    stablehlo.return %3 : tensor<4xf32>
+  }) : (tensor<i32>) -> tensor<4xf32>
+  return %x : tensor<4xf32>
+}
+
+// -----
+
+// Something in these may have an effect.
+// CHECK-LABEL: @loops_with_calls
+// CHECK: stablehlo.while
+// CHECK: stablehlo.custom_call @print
+func.func @loops_with_calls(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %0:2 = stablehlo.while(%i = %zero, %y = %x) : tensor<i32>, tensor<4xf32>
+  cond {
+    %three = stablehlo.constant dense<3> : tensor<i32>
+    %c = stablehlo.compare LT, %i, %three : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %c : tensor<i1>
+  } do {
+    %one = stablehlo.constant dense<1> : tensor<i32>
+    %j = stablehlo.add %i, %one : tensor<i32>
+    %z = stablehlo.custom_call @print(%y) {has_side_effect = true} : (tensor<4xf32>) -> tensor<4xf32>
+    stablehlo.return %j, %z : tensor<i32>, tensor<4xf32>
+  }
+  return %x : tensor<4xf32>
+}
+
+// -----
+
 // CHECK-LABEL: @in_a_loop
 // CHECK: stablehlo.while
 // CHECK: stablehlo.add %{{.*}}, %{{.*}} {alpa.follow = 0 : i64}
