@@ -83,8 +83,12 @@ class Lives:
         What a loop only reads is written if it is not in memory: loops have no fused operands.
         """
         self.read(op.operands)
-        for number, (operand, result) in enumerate(zip(op.operands, op.results, strict=True)):
-            if _is_loop_constant(op, number) and not self._is_recomputed(operand):
+        block = body(op, 1)
+        # A block finds its end by going through all of its ops.
+        nexts = zip(op.operands, op.results, terminator(block).operands, strict=True)
+        for number, (operand, result, value) in enumerate(nexts):
+            is_constant = value == block.arguments[number]
+            if is_constant and not self._is_recomputed(operand):
                 self.see_through(result, [operand])
             else:
                 write(result)
@@ -157,9 +161,3 @@ def in_place_of(value: ir.Value, is_view: Callable[[ir.OpView], bool]) -> Iterat
         else:
             return
         yield value
-
-
-def _is_loop_constant(op: stablehlo.WhileOp, number: int) -> bool:
-    """Whether a loop only reads a variable."""
-    block = body(op, 1)
-    return terminator(block).operands[number] == block.arguments[number]

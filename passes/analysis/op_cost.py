@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from alpa.dialects import body, ir, sdy, stablehlo, terminator
@@ -134,22 +134,28 @@ def loop_counter(loop: stablehlo.WhileOp) -> Counter | None:
     if not isinstance(counter.owner, ir.Block) or "LT" not in direction:
         return None
     index = ir.BlockArgument(counter).arg_number
-    limit, growth = loop_constant(condition.rhs, loop), loop_growth(loop, index)
+    limit, growth = loop_constant(condition.rhs, loop), loop_growths(loop, [index])[index]
     if limit is None or growth is None or growth[1] <= 0:
         return None
     return Counter(index, range(growth[0], limit, growth[1]))
 
 
-def loop_growth(loop: stablehlo.WhileOp, variable: int) -> tuple[int, int] | None:
-    """The initial value of a loop's variable and the number that each trip adds to it; None unless
-    both are constants."""
-    argument, sum_ = body(loop, 1).arguments[variable], terminator(body(loop, 1)).operands[variable]
-    added = sum_.owner
-    if not isinstance(added, stablehlo.AddOp) or argument not in (added.lhs, added.rhs):
-        return None
-    start = loop_constant(loop.operands[variable], loop)
-    step = loop_constant(added.rhs if added.lhs == argument else added.lhs, loop)
-    return None if start is None or step is None else (start, step)
+def loop_growths(
+    loop: stablehlo.WhileOp, variables: Iterable[int]
+) -> dict[int, tuple[int, int] | None]:
+    """Of a loop's variables, the initial value and the number that each trip adds to it; None
+    unless both are constants."""
+    block, end = body(loop, 1), terminator(body(loop, 1))
+
+    def growth(variable: int) -> tuple[int, int] | None:
+        argument, added = block.arguments[variable], end.operands[variable].owner
+        if not isinstance(added, stablehlo.AddOp) or argument not in (added.lhs, added.rhs):
+            return None
+        start = loop_constant(loop.operands[variable], loop)
+        step = loop_constant(added.rhs if added.lhs == argument else added.lhs, loop)
+        return None if start is None or step is None else (start, step)
+
+    return {variable: growth(variable) for variable in variables}
 
 
 def loop_constant(value: ir.Value, loop: stablehlo.WhileOp) -> int | None:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from alpa.dialects import body, ir, stablehlo, terminator
-from alpa.passes.analysis.op_cost import Counter, loop_constant, loop_counter, loop_growth
+from alpa.passes.analysis.op_cost import Counter, loop_constant, loop_counter, loop_growths
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class _Stack:
 
 def _counts(op: stablehlo.WhileOp, trips: int) -> dict[int, range]:
     """What variables that grow by a constant per trip are at each trip, and after the last."""
-    growths = {variable: loop_growth(op, variable) for variable in range(len(op.operands))}
+    growths = loop_growths(op, range(len(op.operands)))
     return {
         variable: range(growth[0], growth[0] + (trips + 1) * growth[1], growth[1])
         for variable, growth in growths.items()
@@ -97,11 +97,11 @@ def _counts(op: stablehlo.WhileOp, trips: int) -> dict[int, range]:
 
 
 def _stacks(op: stablehlo.WhileOp, counts: dict[int, range], trips: int) -> Iterator[_Stack]:
-    block = body(op, 1)
-    for variable, returned in enumerate(terminator(block).operands):
+    block, end = body(op, 1), terminator(body(op, 1))
+    for variable, returned in enumerate(end.operands):
         argument = block.arguments[variable]
         updated = returned.owner
-        readers = [use.owner for use in argument.uses if use.owner != terminator(block)]
+        readers = [use.owner for use in argument.uses if use.owner != end]
         written = isinstance(updated, stablehlo.DynamicUpdateSliceOp)
         if written:
             if updated.operand != argument or len(list(returned.uses)) != 1:

@@ -99,11 +99,11 @@ def take_user_shardings(
     lift_inlined_meshes(module)
     meshes = named_meshes(module)
     arguments, results = _take(function, "arg_attrs"), _take(function, "res_attrs")
-    _drop_hints(function, remark)
-    asked = list(_asked(function, arguments, results))
+    ops = _drop_hints(function, remark)
+    asked = list(_asked(function, ops, arguments, results))
     name = _the_mesh(meshes, asked)
     if name is None:
-        _erase_constraints(function)
+        _erase_constraints(ops)
         given = None
     else:
         mesh = Mesh.from_attr(meshes[name].mesh)
@@ -150,14 +150,17 @@ Asked = tuple[Where, Sharding, ir.Type]
 
 
 def _asked(
-    function: func.FuncOp, arguments: dict[int, Sharding], results: dict[int, Sharding]
+    function: func.FuncOp,
+    ops: Sequence[ir.OpView],
+    arguments: dict[int, Sharding],
+    results: dict[int, Sharding],
 ) -> Iterator[Asked]:
     """All binding shardings, each with its place and its type."""
     block = body(function)
     for number, sharding in arguments.items():
         argument = block.arguments[number]
         yield argument.location, sharding, argument.type
-    yield from _asked_inside(block)
+    yield from _asked_inside(ops)
     for number, sharding in results.items():
         yield function, sharding, function.type.results[number]
 
@@ -216,8 +219,8 @@ def _take(function: func.FuncOp, name: Literal["arg_attrs", "res_attrs"]) -> dic
     return {number: Sharding.from_attr(attr) for number, attr in taken.items()}
 
 
-def _asked_inside(block: ir.Block) -> Iterator[Asked]:
-    for op in walk_outside_manual(block):
+def _asked_inside(ops: Iterable[ir.OpView]) -> Iterator[Asked]:
+    for op in ops:
         if isinstance(op, sdy.ShardingConstraintOp):
             yield op, Sharding.from_attr(op.attributes["sharding"]), op.results[0].type
         elif isinstance(op, sdy.ManualComputationOp):
@@ -226,17 +229,22 @@ def _asked_inside(block: ir.Block) -> Iterator[Asked]:
             yield from ((op, sharding, value.type) for value, sharding in values)
 
 
-def _drop_hints(function: func.FuncOp, remark: Remark) -> None:
-    """Removes hints: shardings on ordinary ops, which XLA ignores, and sharding groups."""
+def _drop_hints(function: func.FuncOp, remark: Remark) -> list[ir.OpView]:
+    """Removes hints: shardings on ordinary ops, which XLA ignores, and sharding groups. Returns the
+    ops that are left, outside of manual computations."""
     dropped: list[ir.OpView] = []
+    left: list[ir.OpView] = []
     for op in walk_outside_manual(body(function)):
         if isinstance(op, sdy.ShardingGroupOp):
             dropped.append(op)
             op.operation.erase()
-        elif isinstance(op, sdy.PropagationBarrierOp):
+            continue
+        if isinstance(op, sdy.PropagationBarrierOp):
             op.results[0].replace_all_uses_with(op.operands[0])
             op.operation.erase()
-        elif _SHARDING in op.attributes:
+            continue
+        left.append(op)
+        if _SHARDING in op.attributes:
             dropped.append(op)
             del op.attributes[_SHARDING]
     if dropped:
@@ -245,10 +253,11 @@ def _drop_hints(function: func.FuncOp, remark: Remark) -> None:
             f"ignored {len(dropped)} shardings on ordinary ops and sharding groups, as XLA does: "
             "shardings of arguments and results and sdy.sharding_constraint are kept",
         )
+    return left
 
 
-def _erase_constraints(function: func.FuncOp) -> None:
-    for op in walk_outside_manual(body(function)):
+def _erase_constraints(ops: Iterable[ir.OpView]) -> None:
+    for op in ops:
         if isinstance(op, sdy.ShardingConstraintOp):
             op.results[0].replace_all_uses_with(op.operands[0])
             op.operation.erase()

@@ -12,6 +12,7 @@ O(K^2 L), less where the FLOP bound keeps layers short.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -117,9 +118,11 @@ def solve(problem: Problem) -> Solution:
     limit = bound + _ROUNDING * total
     lows = np.searchsorted(sums, sums[1:] - limit, side="left")
     lows = np.minimum(lows, np.arange(sums.size - 1))
+    enough = _enough(problem, lows)
 
     def inputs(begins: np.ndarray, _: int, received: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return begins, received
+        useful = received <= enough
+        return begins[useful], received[useful]
 
     largest = float(_recursion(problem, lows, inputs, np.maximum)[0][-1, -1])
 
@@ -168,6 +171,32 @@ def solve_narrow(problem: Problem, fewest: int) -> Solution:
         return float(len(flops) * (flops**2).sum())
 
     return min((o for o in every if o.largest_input == narrowest), key=inequality)
+
+
+def _enough(problem: Problem, lows: np.ndarray) -> float:
+    """Bytes of a largest input that some clustering keeps: so few layers are left to try.
+
+    No layer receives more than all bytes that cross its begin. Layers begin where at most so many
+    bytes cross; each ends as late as its FLOPs allow. If these are few enough, cutting them gives
+    as many as are asked for.
+    """
+    count, crossing = problem.flops.size, np.zeros(0)
+    for column in problem.received.columns():
+        crossing = column
+    sizes = np.sort(crossing)
+
+    def suffices(number: int) -> bool:
+        begins = np.flatnonzero(crossing <= sizes[number])
+        ends = np.searchsorted(lows, begins, side="right")
+        nexts = (np.searchsorted(begins, ends, side="right") - 1).tolist()
+        is_last = (ends == count).tolist()
+        layer = 0
+        for _ in range(problem.num_layers - 1):
+            layer = nexts[layer]
+        return is_last[layer] and len(begins) >= problem.num_layers
+
+    first = bisect_left(range(count), True, key=suffices)
+    return float(sizes[first]) if first < count else inf
 
 
 _Layers = Callable[[np.ndarray, int, np.ndarray], tuple[np.ndarray, np.ndarray]]
