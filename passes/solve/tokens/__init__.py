@@ -1,0 +1,1 @@
+"""Cuts sequences and batches into token slices: micro-batches that are parts of sequences."""
