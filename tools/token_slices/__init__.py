@@ -1,0 +1,1 @@
+"""`python -m alpa.tools.token_slices`: TeraPipe's published latencies against a model of them."""
