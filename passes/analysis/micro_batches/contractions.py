@@ -89,7 +89,7 @@ def _repeats(context: Context, x: Relation, value: ir.Value, dims: Iterable[int]
 _Pairs = list[tuple[int, int]]
 
 
-def _dims(op: ir.OpView) -> tuple[_Pairs, _Pairs, list[dict[int, int]]]:
+def product_dims(op: ir.OpView) -> tuple[_Pairs, _Pairs, list[dict[int, int]]]:
     """The dimensions of a product's operands: pairs that are a batch, pairs that are summed over,
     and for each operand where those that are not summed over are in the result."""
     ranks = [ir.RankedTensorType(value.type).rank for value in op.operands]
@@ -113,7 +113,7 @@ def _dims(op: ir.OpView) -> tuple[_Pairs, _Pairs, list[dict[int, int]]]:
 def product(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     """A `dot` or a `dot_general`."""
     operands = _taken_out(context, op, operands)
-    batching, contracting, places = _dims(op)
+    batching, contracting, places = product_dims(op)
     for n, it in enumerate(operands):
         if _repeats(context, it, op.operands[n], [pair[n] for pair in contracting]):
             return mixed(op, _REPEATED)
