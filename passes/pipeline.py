@@ -34,6 +34,7 @@ PASSES = {
     "layer-cluster": "alpa.passes.layer_cluster:LayerCluster",
     "verify-layers": "alpa.passes.verify_layers:VerifyLayers",
     "stage-mesh-partition": "alpa.passes.stage_mesh_partition:StageMeshPartition",
+    "token-slice": "alpa.passes.token_slice:TokenSlice",
     "place-gradient-reductions": "alpa.passes.place_gradient_reductions:PlaceGradientReductions",
     "ilp-shard-annotate": "alpa.passes.ilp_shard_annotate:IlpShardAnnotate",
     "insert-cross-mesh-reshard": "alpa.passes.insert_cross_mesh_reshard:InsertCrossMeshReshard",

@@ -1,0 +1,221 @@
+"""Token slices compute what whole sequences do: losses and gradients, on one mesh and on two."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+import alpa.passes
+import alpa.runtime
+from alpa.dialects import body, ir, main_function, mpmd
+from alpa.dialects.attributes import FLOPS, SECONDS, read_float, read_part
+from alpa.tools.zoo.gpt import GPT, GPTConfig
+from test.passes.analysis.tokens.functions import CAUSAL, SIZE, TOKENS
+
+SHARDED = "place-gradient-reductions,ilp-shard-annotate,insert-cross-mesh-reshard"
+SAMPLES = 8
+
+
+class Step(NamedTuple):
+    """A step of gradient descent: it returns the new parameters and the mean loss."""
+
+    run: Callable[..., tuple[jax.Array, ...]]
+    parameters: Sequence[np.ndarray]
+    batch: Sequence[np.ndarray]
+
+
+def lowered(step: Step, num_micro_batches: int) -> str:
+    """The step at the size of a micro-batch, with roles."""
+    count = len(step.parameters)
+    small = [it[: len(it) // num_micro_batches] for it in step.batch]
+    donated = tuple(range(count))
+    text = jax.jit(step.run, donate_argnums=donated).lower(*step.parameters, *small).as_text()
+    for number in range(count, count + len(small)):
+        role = 'alpa.role = "batch", alpa.batch_dim = 0 : i64'
+        text = re.sub(rf"(%arg{number}: tensor<\S+>)", rf"\1 {{{role}}}", text, count=1)
+    # Of the results, only the loss has no argument that it replaces.
+    return re.sub(r"tensor<f32> {jax", 'tensor<f32> {alpa.result = "mean", jax', text, count=1)
+
+
+def staged(
+    step: Step,
+    *,
+    stages: int = 1,
+    micro_batches: int = 1,
+    devices: int = 1,
+    remat: str = "none",
+) -> str:
+    options = f"num-stages={stages} num-micro-batches={micro_batches} schedule=1f1b remat={remat}"
+    layers = 2 if len(step.parameters) > 4 else 1
+    return str(
+        alpa.passes.run(
+            lowered(step, micro_batches),
+            f"combine-micro-batches{{num-micro-batches={micro_batches}}},simplify-trivial-ops,"
+            f"layer-cluster{{num-layers={layers}}},"
+            f"stage-mesh-partition{{cluster=cpu:1x{stages * devices} {options}}}",
+        )
+    )
+
+
+def results(step: Step, text: str) -> list[np.ndarray]:
+    return [np.asarray(it) for it in alpa.runtime.load(text)(*step.parameters, *step.batch)]
+
+
+def check(step: Step, sliced: Sequence[np.ndarray], whole: Sequence[np.ndarray]) -> None:
+    """Losses and gradients are equal to 1e-5 of the largest."""
+    *new, loss = sliced
+    *expected, expected_loss = whole
+    assert abs(loss - expected_loss) <= 1e-5 * abs(expected_loss)
+    moved = [it - old for it, old in zip(expected, step.parameters, strict=True)]
+    for one, other, change in zip(new, expected, moved, strict=True):
+        assert np.abs(one - other).max() <= 1e-5 * np.abs(change).max()
+
+
+def descent(loss: Callable[..., jax.Array], count: int) -> Callable[..., tuple[jax.Array, ...]]:
+    """A step long enough that parameters change by more than they are rounded by."""
+
+    def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        value, gradients = jax.value_and_grad(lambda p: loss(p, *arrays[count:]))(arrays[:count])
+        return (*(p - 100 * g for p, g in zip(arrays, gradients, strict=False)), value)
+
+    return run
+
+
+@cache
+def gpt(layers: int = 4) -> Step:
+    config = GPTConfig(
+        hidden_size=16,
+        num_layers=layers,
+        num_heads=2,
+        vocab_size=32,
+        sequence_length=64,
+        dtype=jnp.float32,
+    )
+    model = GPT(config)
+    rng = np.random.default_rng(0)
+    batch = [rng.integers(32, size=(SAMPLES, 64)).astype(np.int32) for _ in range(2)]
+    variables = model.init(jax.random.key(0), batch[0])
+    leaves, tree = jax.tree.flatten(variables)
+
+    def loss(parameters: Any, tokens: jax.Array, targets: jax.Array) -> jax.Array:
+        given = jax.tree.unflatten(tree, parameters)
+        return model.apply(given, tokens, targets, method="loss")
+
+    return Step(descent(loss, len(leaves)), [np.asarray(it) for it in leaves], batch)
+
+
+def whole(step: Step) -> list[np.ndarray]:
+    return [np.asarray(it) for it in jax.jit(step.run)(*step.parameters, *step.batch)]
+
+
+MANY = "8+8+8+8+8+8+8+8"
+
+
+@pytest.mark.parametrize(
+    ("layers", "lengths", "stages", "micro_batches", "devices"),
+    [
+        (2, "24+40", 2, 2, 1),
+        *(
+            pytest.param(4, lengths, stages, micro_batches, devices, marks=pytest.mark.slow)
+            for lengths in ("32+32", "24+16+16+8", MANY)
+            for stages, micro_batches, devices in [(1, 1, 1), (1, 4, 1), (2, 1, 1), (2, 4, 1)]
+        ),
+        pytest.param(4, "24+16+16+8", 2, 2, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_sliced_gpt_equals_the_whole_one(
+    layers: int, lengths: str, stages: int, micro_batches: int, devices: int
+) -> None:
+    step = gpt(layers)
+    text = staged(step, stages=stages, micro_batches=micro_batches, devices=devices)
+    planned = alpa.passes.run(text, f"token-slice{{lengths={lengths}}},{SHARDED}")
+    fragments = [
+        read_part(op)
+        for op in body(main_function(planned)).operations
+        if isinstance(op, mpmd.FragmentOp)
+    ]
+    count = len(lengths.split("+"))
+    assert (fragments.count("forward"), fragments.count("backward")) == (count * stages,) * 2
+    check(step, results(step, str(planned)), whole(step))
+
+
+@cache
+def of_function(name: str) -> Step:
+    rng = np.random.default_rng(1)
+    w = rng.normal(size=(SIZE, SIZE)).astype(np.float32)
+    x = rng.normal(size=(4, TOKENS, SIZE)).astype(np.float32)
+
+    def loss(parameters: Sequence[jax.Array], x: jax.Array) -> jax.Array:
+        return jnp.mean(jnp.square(CAUSAL[name](jnp.tanh(x @ parameters[0]), parameters[0])))
+
+    return Step(descent(loss, 1), [w], [x])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("added", "keys first", "experts")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in CAUSAL
+    ],
+)
+def test_sliced_functions_have_the_same_gradients(name: str) -> None:
+    step = of_function(name)
+    text = staged(step)
+    planned = alpa.passes.run(text, f"token-slice{{lengths=3+2+1}},{SHARDED}")
+    check(step, results(step, str(planned)), whole(step))
+
+
+def test_work_is_dealt_out() -> None:
+    text = staged(of_function("added"))
+
+    def work(lengths: str) -> list[tuple[float, int]]:
+        module = alpa.passes.run(text, f"token-slice{{lengths={lengths}}}")
+        return [
+            (read_float(op, SECONDS) or 0.0, ir.IntegerAttr(op.attributes[FLOPS]).value)
+            for op in body(main_function(module)).operations
+            if isinstance(op, mpmd.FragmentOp) and read_part(op) == "forward"
+        ]
+
+    (whole_work,) = work("6")
+    for first, second, all_ in zip(*work("3+3"), whole_work, strict=True):
+        # A later slice attends to more tokens; both leave out pairs that the mask hides.
+        assert 0 < first < second < first + second < all_
+
+
+def test_rematerialised_attention_is_refused() -> None:
+    text = staged(gpt(2), stages=1, remat="layer")
+    with pytest.raises(Exception, match="computes what attention reads of earlier tokens again"):
+        alpa.passes.run(text, "token-slice{lengths=32+32}")
+
+
+class Encoder(nn.Module):
+    """Attention to all tokens, and a layer on each of them."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nn.SelfAttention(num_heads=2)(x)
+        return nn.Dense(SIZE)(nn.gelu(nn.Dense(SIZE)(x)))
+
+
+def test_a_bidirectional_model_is_refused_at_the_op_that_mixes() -> None:
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(4, TOKENS, SIZE)).astype(np.float32)
+    leaves, tree = jax.tree.flatten(Encoder().init(jax.random.key(0), x))
+
+    def loss(parameters: Any, x: jax.Array) -> jax.Array:
+        return jnp.mean(jnp.square(Encoder().apply(jax.tree.unflatten(tree, parameters), x)))
+
+    step = Step(descent(loss, len(leaves)), [np.asarray(it) for it in leaves], [x])
+    reduced = r"error: .*not causal: stablehlo\.reduce reduces over keys after the query"
+    with pytest.raises(Exception, match=reduced):
+        alpa.passes.run(staged(step), "token-slice{lengths=3+3}")
