@@ -63,27 +63,29 @@ shardings. A dimension of the batch, beside that of the samples, along which the
 each slice, and one backward fragment, with shapes that depend on the slice's length and its
 context. Slices follow one another as stages do: the lists of the plan's schedule have one stage for
 each stage and slice. Micro-batches stay: each of them is cut in the same way. The FLOPs and seconds
-of a fragment are its share of those of the whole.
+of a fragment are its share of those of the whole. A remark says which slices `lengths=auto` takes.
 
 **Options**: see the fields.
 
 **Fails when** the program is not causal, `lengths` do not add up to a sequence, shardings are
-chosen already, or a backward part computes keys and values again (rematerialisation).
+chosen already, a backward part computes keys and values again (rematerialisation), or, with
+`lengths=auto`, the plan's cluster is not known or `granularity` does not divide a sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import ClassVar
 
 from alpa.dialects import body, func, ir, main_function, mpmd
 from alpa.dialects.attributes import read_part
 from alpa.dialects.mpmd_types import MeshTensor
-from alpa.passes.analysis.tokens.causal import causal
+from alpa.passes.analysis.tokens.causal import Causal, causal
 from alpa.passes.base import Pass, PassError, Remark, errors_at, option
-from alpa.passes.tokens.cuts import Span
+from alpa.passes.plan.attribute import plan_and_any_cluster
+from alpa.passes.plan.text import seconds_text
+from alpa.passes.tokens.estimate import best_slices, spans
 from alpa.passes.tokens.stages import SlicedStages
 
 
@@ -92,18 +94,45 @@ class TokenSlice(Pass):
     """Cuts the stages of a causal program along the sequence, into token slices."""
 
     name: ClassVar[str] = "token-slice"
-    lengths: str = option("", "tokens of each slice, joined by +, such as 24+16+16+8")
+    lengths: str = option(
+        "auto",
+        "tokens of each slice, joined by +, such as 24+16+16+8; auto: those of least latency by "
+        "the cost model",
+    )
+    granularity: int = option(8, "tokens of which each slice of lengths=auto has a multiple")
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         main = main_function(module)
         with errors_at(main):
-            lengths = _lengths(self.lengths)
+            lengths = None if self.lengths == "auto" else _lengths(self.lengths)
         _check_fragments(main)
-        found = causal(main, sum(lengths))
-        ends = pairwise(accumulate(lengths, initial=0))
-        spans = [Span(number=n, begin=begin, end=end) for n, (begin, end) in enumerate(ends)]
+        found = causal(main, None if lengths is None else sum(lengths))
+        if lengths is None:
+            lengths = self._best(module, main, found, remark)
         with module.context:
-            SlicedStages(main, found.context, spans).rewrite()
+            SlicedStages(main, found.context, spans(lengths)).rewrite()
+
+    def _best(
+        self, module: ir.Module, main: func.FuncOp, found: Causal, remark: Remark
+    ) -> Sequence[int]:
+        """The slices of least latency."""
+        plan, _ = plan_and_any_cluster(main)
+        if self.granularity < 1 or found.length % self.granularity:
+            raise PassError(
+                main,
+                f"granularity={self.granularity} does not divide the {found.length} tokens of a "
+                "sequence; give a divisor, or lengths",
+            )
+        best, seconds, whole = best_slices(
+            module, found.length, self.granularity, plan.num_micro_batches
+        )
+        remark(
+            main.location,
+            f"slices of {'+'.join(map(str, best))} tokens: forward and backward of all "
+            f"micro-batches take {seconds_text(seconds)} by the cost model, and "
+            f"{seconds_text(whole)} without slices",
+        )
+        return best
 
 
 def _lengths(text: str) -> Sequence[int]:

@@ -178,4 +178,5 @@ def cut_type(type_: ir.Type, cut: Cut) -> ir.RankedTensorType:
     sizes = list(whole.shape)
     for d, (begin, end) in cut.items():
         sizes[d] = end - begin
-    return ir.RankedTensorType.get(sizes, whole.element_type, whole.encoding)
+    nowhere = ir.Location.unknown(type_.context)
+    return ir.RankedTensorType.get(sizes, whole.element_type, whole.encoding, loc=nowhere)

@@ -49,6 +49,8 @@ class SlicedStages:
     """The stages of a program, cut into token slices."""
 
     def __init__(self, main: func.FuncOp, context: TokenContext, slices: Sequence[Span]) -> None:
+        self.fragments: list[list[mpmd.FragmentOp]] = [[] for _ in slices]
+        """those of each slice, once they are written"""
         self._context = context
         self._slices = slices
         self._made: dict[ir.Value, _Made] = {}
@@ -146,6 +148,7 @@ class SlicedStages:
                     returned.append((slicer.handed_on(value), [keep]))
         new = self._placed(op, slicer, [value for value, _ in returned])
         scratch.erase()
+        self.fragments[span.number].append(new)
         for (_, keeps), result in zip(returned, new.results, strict=True):
             for keep in keeps:
                 keep(result)

@@ -17,6 +17,8 @@ import alpa.passes
 import alpa.runtime
 from alpa.dialects import body, ir, main_function, mpmd
 from alpa.dialects.attributes import FLOPS, SECONDS, read_float, read_part
+from alpa.passes.tokens.estimate import best_slices, slice_seconds, spans
+from alpa.tools import zoo
 from alpa.tools.zoo.gpt import GPT, GPTConfig
 from test.passes.analysis.tokens.functions import CAUSAL, SIZE, TOKENS
 
@@ -196,6 +198,52 @@ def test_rematerialised_attention_is_refused() -> None:
     text = staged(gpt(2), stages=1, remat="layer")
     with pytest.raises(Exception, match="computes what attention reads of earlier tokens again"):
         alpa.passes.run(text, "token-slice{lengths=32+32}")
+
+
+def test_the_best_slices_are_no_slower_than_uniform_ones() -> None:
+    """Without calls, which take longer than a small model does on a GPU."""
+    options = "num-stages=4 num-micro-batches=1 schedule=1f1b remat=none"
+    module = alpa.passes.run(
+        zoo.get("gpt-tiny").lower(256),
+        "combine-micro-batches,simplify-trivial-ops,layer-cluster{num-layers=4},"
+        f"stage-mesh-partition{{cluster=cpu:1x4 {options}}}",
+    )
+
+    def latency_of(lengths: Sequence[int]) -> float:
+        seconds = slice_seconds(module, spans(lengths)).max(axis=1)
+        return seconds.sum() + 3 * seconds.max()
+
+    lengths, seconds, whole_seconds = best_slices(module, 32, 2, 1)
+    assert sum(lengths) == 32
+    assert len(lengths) > 2
+    assert seconds == pytest.approx(latency_of(lengths), rel=0.05)
+    assert whole_seconds == pytest.approx(latency_of([32]))
+    assert seconds <= 1.02 * min(latency_of([32 // count] * count) for count in (1, 2, 4, 8))
+
+
+def test_slices_are_chosen_by_their_latency() -> None:
+    remarks: list[str] = []
+    text = staged(of_function("added"), stages=1)
+    planned = alpa.passes.run(
+        text, "token-slice{granularity=3}", on_remark=lambda _, it: remarks.append(it)
+    )
+    (remark,) = remarks
+    assert re.match(r"slices of 6 tokens: .* take (\S+ \S+) by the cost model, and \1 without", remark)
+    assert str(planned).count("mpmd.fragment<") == text.count("mpmd.fragment<")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("granularity=4", "granularity=4 does not divide the 6 tokens of a sequence"),
+        ("granularity=0", "granularity=0 does not divide the 6 tokens of a sequence"),
+        ("lengths=3+0+3", "lengths is '3\\+0\\+3'; expected the tokens of each slice joined by +"),
+        ("lengths=", "lengths is ''; expected the tokens of each slice"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: str, message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        alpa.passes.run(staged(of_function("added")), f"token-slice{{{options}}}")
 
 
 class Encoder(nn.Module):
