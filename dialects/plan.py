@@ -11,8 +11,20 @@ from alpa.dialects.attributes import MESHES, PLAN, RESHARD, SOLVER
 from alpa.dialects.bindings import func, ir
 from alpa.dialects.records import Record, entry
 
-Schedule = Literal["gpipe", "1f1b", "zb-h1"]
+Schedule = Literal[
+    "gpipe",
+    "1f1b",
+    "eager-1f1b",
+    "interleaved-1f1b",
+    "zb-h1",
+    "zb-v",
+    "v-half",
+    "v-min",
+    "dualpipe-v",
+]
 _NAMED = get_args(Schedule)
+_CHUNKS = re.compile(r"interleaved-1f1b:[1-9]\d*")
+"""With the number of stages on each mesh, where it is not 2."""
 _OWN = re.compile(r"\d+[FBIW]\d+([,;]\d+[FBIW]\d+)*")
 """A user's own schedule: the work of each mesh, separated by commas, and by semicolons between
 meshes (`passes/schedules/planned.py`)."""
@@ -71,7 +83,7 @@ class Plan(Record):
 
     num_micro_batches: int = 1
     schedule: str = "gpipe"
-    """one of `Schedule`, or the lists of a user's own"""
+    """one of `Schedule`, `interleaved-1f1b:N`, or the lists of a user's own"""
     estimated_step_seconds: float = entry(0.0, always=True)
     estimated_step_bound: float = entry(0.0, always=True)
     predicted_step_seconds: float = 0.0
@@ -81,7 +93,8 @@ class Plan(Record):
     dropped: tuple[Dropped, ...] = entry(())
 
     def __post_init__(self) -> None:
-        if self.schedule not in _NAMED and not _OWN.fullmatch(self.schedule):
+        is_own = _OWN.fullmatch(self.schedule) or _CHUNKS.fullmatch(self.schedule)
+        if self.schedule not in _NAMED and not is_own:
             raise ValueError(
                 f'schedule is "{self.schedule}"; expected one of {", ".join(_NAMED)}, or lists of '
                 "work such as 0F0,0B0;1F0,1B0"

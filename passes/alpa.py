@@ -163,8 +163,8 @@ class Alpa(Driver):
     name: ClassVar[str] = "alpa"
     schedule: str = option(
         "auto",
-        "`gpipe`, `1f1b`, `zb-h1`, or a file with a table of your own (docs/schedules.md); `auto` "
-        "takes the one of the first two with the shorter predicted step",
+        "`gpipe`, `1f1b`, another name of docs/schedules.md, or a file with a table of your own; "
+        "`auto` takes the one of the first two with the shorter predicted step",
     )
     faster_than: float | None = option(
         None,

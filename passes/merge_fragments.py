@@ -121,6 +121,8 @@ def _next_pair(module: ir.Module) -> tuple[mpmd.FragmentOp, mpmd.FragmentOp] | N
         first, earlier = program.steps[start], ops[start]
         assert isinstance(first, Fragment)
         assert isinstance(earlier, mpmd.FragmentOp)
+        if first.stage != step.stage and step.part != "update":
+            continue  # another stage of the mesh
         between = ops[start + 1 : number]
         if _can_merge(program, first, step) and not _is_awaited(earlier, between):
             return earlier, op

@@ -103,7 +103,13 @@ from alpa.passes.plan.backward_slice import Slice, backward_slice
 from alpa.passes.plan.data import Fragment, Program
 from alpa.passes.plan.fragment_costs import FragmentCosts
 from alpa.passes.plan.reader import read_planned
-from alpa.passes.schedules.planned import label, lists_of, splits_backward, weights_left
+from alpa.passes.schedules.planned import (
+    chunks_of,
+    label,
+    lists_of,
+    splits_backward,
+    weights_left,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,15 +304,23 @@ def _count_kept(module: ir.Module) -> None:
     if len(plan.predicted_peak_bytes) != len(meshes) or not splits_backward(plan.schedule):
         return
     with errors_at(function):
-        schedule = lists_of(plan.schedule, len(meshes), plan.num_micro_batches)
+        count = len(meshes) * chunks_of(plan.schedule)
+        schedule = lists_of(plan.schedule, count, plan.num_micro_batches)
     cluster = cluster_here(plan.cluster)
     peaks: list[int] = []
     for number, (mesh, peak) in enumerate(zip(meshes, plan.predicted_peak_bytes, strict=True)):
-        halves = [f for f in program.fragments if f.mesh == mesh.name and f.half is not None]
-        made = {v for f in halves if f.half == "input" for v in f.outputs}
-        kept = made & {v for f in halves if f.half == "weight" for v in f.inputs}
-        left = weights_left(schedule, number)
-        peaks.append(peak + left * sum(map(program.local_bytes, kept)))
+        left, more = 0, 0
+        for stage in (s for s, its in schedule.mesh_of.items() if its == number):
+            halves = [
+                f
+                for f in program.fragments
+                if f.mesh == mesh.name and f.half is not None and f.stage in (stage, None)
+            ]
+            made = {v for f in halves if f.half == "input" for v in f.outputs}
+            kept = made & {v for f in halves if f.half == "weight" for v in f.inputs}
+            waiting = weights_left(schedule, stage)
+            left, more = left + waiting, more + waiting * sum(map(program.local_bytes, kept))
+        peaks.append(peak + more)
         memory = None if cluster is None else cluster.of(mesh.hosts).device.memory
         if memory is not None and peak <= memory < peaks[-1]:
             raise NoRoomError(

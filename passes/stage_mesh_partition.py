@@ -54,8 +54,10 @@ shardings (`sharding/user_shardings.py`), once for each stage. It fails when the
 than layers or devices, no cut fits into memory, or no submesh has as many devices as `mesh-shape`.
 With `meshes-over-hosts=false` it fails when a mesh over several hosts is given, or there are fewer
 stages than hosts. Given `meshes` must be meshes of the cluster and exclude `num-stages`,
-`mesh-shape` and `equal-layers`. A program that trains cannot be planned for throughput. With
-several micro-batches, the role of each argument and result must be known.
+`mesh-shape` and `equal-layers`. A schedule with several stages per mesh needs hosts of one kind, a
+layer for each stage and the micro-batches that it admits, and excludes `meshes`, `fixed-stages` and
+`objective=throughput`. A program that trains cannot be planned for throughput. With several
+micro-batches, the role of each argument and result must be known.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ from alpa.passes.analysis.input_checks import check_input, check_unplanned
 from alpa.passes.base import Pass, PassError, Remark, errors_at, option
 from alpa.passes.cost.cluster import AnyCluster, parse_cluster
 from alpa.passes.plan.layer_checks import check_layers, check_stages
-from alpa.passes.schedules.planned import check_numbers, checked, own
+from alpa.passes.schedules.planned import check_numbers, checked, chunks_of, label, own
+from alpa.passes.schedules.verify import ScheduleError
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
 from alpa.passes.solve.stages.problem import Objective
@@ -90,6 +93,7 @@ from alpa.passes.stages.merge import FragmentBuilder, Stages
 from alpa.passes.stages.overcommitment import Overcommitment
 from alpa.passes.stages.policy import AnyMeshes, Policy, ProgramMesh
 from alpa.passes.stages.remat import Remat, rematerialise
+from alpa.passes.stages.shared_meshes import SharedMeshes
 from alpa.passes.stages.tied_gradients import add_tied_gradients
 from alpa.passes.workers import Workers, workers_of
 
@@ -105,7 +109,8 @@ class StageMeshPartition(Pass):
     )
     num_stages: int | Literal["auto"] = option(
         "auto",
-        "number of stages; `auto` takes the one with the smallest estimated step",
+        "number of stages, on all meshes together; `auto` takes the one with the smallest "
+        "estimated step",
     )
     num_micro_batches: int = option(
         1,
@@ -113,9 +118,9 @@ class StageMeshPartition(Pass):
     )
     schedule: str = option(
         "gpipe",
-        "`gpipe` (all forwards, then all backwards), `1f1b` (alternating), `zb-h1` (weight "
-        "gradients where a mesh would wait), or a file with a table of your own: the order of a "
-        "step, which decides how many micro-batches are in memory at once",
+        "`gpipe` (all forwards, then all backwards), `1f1b` (alternating), another name of "
+        "docs/schedules.md, or a file with a table of your own: the order of a step, which decides "
+        "how many micro-batches are in memory at once, and how many stages are on each mesh",
     )
     mesh_rank: Literal["1", "2"] = option(
         "2",
@@ -281,7 +286,7 @@ class StageMeshPartition(Pass):
         if self.meshes != "auto":
             stages = len(parse_meshes(self.meshes, parse_cluster(self.cluster)))
         check_numbers(mine, stages, self.num_micro_batches)
-        fixed = self.num_stages if self.meshes != "auto" else mine.num_meshes
+        fixed = self.num_stages if self.meshes != "auto" else mine.num_stages
         return replace(self, schedule=schedule, num_stages=fixed)
 
     def new_costs(self) -> LayerCosts:
@@ -319,13 +324,21 @@ class StageMeshPartition(Pass):
                 return len(parse_meshes(self.meshes, cluster))
         except ValueError:
             return 1
-        return 1 if shape is None else max(1, cluster.num_devices // prod(shape))
+        chunks = self._chunks()
+        return chunks if shape is None else max(1, cluster.num_devices // prod(shape)) * chunks
+
+    def _chunks(self) -> int:
+        """The stages on each mesh; 1 where the schedule is invalid, which `run` says."""
+        try:
+            return chunks_of(checked(self.schedule))
+        except ScheduleError:
+            return 1
 
     def fewest_stages(self) -> int:
         """How many stages the options ask for at least; a given mesh may stay without layers."""
         if self.meshes != "auto":
             return 1
-        fewest = 1 if self.num_stages == "auto" else self.num_stages
+        fewest = self._chunks() if self.num_stages == "auto" else self.num_stages
         try:
             cluster = parse_cluster(self.cluster)
         except ValueError:  # `run` says so.
@@ -339,8 +352,16 @@ class StageMeshPartition(Pass):
         cluster: AnyCluster,
         given: UserShardings | None,
         remark: Remark,
-    ) -> Policy:
+    ) -> Policy | SharedMeshes:
         """Which stages and meshes are allowed. Raises OptionError and PassError."""
+        chunks = chunks_of(self.schedule)
+        if chunks > 1:
+            self._allow_only(
+                {"meshes": ("auto",), "fixed_stages": ("",), "objective": ("step",)},
+                function,
+                f"{label(self.schedule)} has {chunks} stages on each of several equal meshes",
+                "the schedule",
+            )
         meshes = () if self.meshes == "auto" else parse_meshes(self.meshes, cluster)
         held = take_held(function, meshes)
         if given is not None and meshes and not given.are_stages(meshes):
@@ -368,10 +389,18 @@ class StageMeshPartition(Pass):
         num_stages = None if self.num_stages == "auto" else self.num_stages
         shape = parse_shape(self.mesh_shape)
         if given is not None:
-            num_stages, shape = 1 if num_stages is None else num_stages, given.mesh.sizes
-            self._check_given(given, cluster, num_stages)
+            num_stages, shape = num_stages or chunks, given.mesh.sizes
+            self._check_given(given, cluster, num_stages // chunks)
             if num_stages == 1:
                 return ProgramMesh(given=given, over_hosts=self.meshes_over_hosts)
+        if chunks > 1:
+            return SharedMeshes(
+                num_stages=num_stages,
+                mesh_shape=shape,
+                mesh_rank=int(self.mesh_rank),
+                equal_layers=self.equal_layers,
+                over_hosts=self.meshes_over_hosts,
+            )
         return AnyMeshes(
             objective=self.objective,
             num_stages=num_stages,

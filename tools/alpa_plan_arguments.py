@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn, get_args
 
 from alpa.dialects.plan import AccumulateDtype
-from alpa.passes.schedules.planned import PLANNED
+from alpa.passes.schedules.named import NAMES
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
 from alpa.runtime.choices import ChoiceError, parse_choice
@@ -145,7 +145,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--schedule",
         default="auto",
-        metavar="|".join(["auto", *PLANNED, "FILE"]),
+        metavar="|".join(["auto", *NAMES, "FILE"]),
         help="order of the micro-batches; auto: the faster one of those with a name; FILE: a table "
         "of your own; default: auto",
     )

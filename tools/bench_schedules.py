@@ -14,7 +14,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from alpa.passes.schedules.planned import PLANNED
+from alpa.passes.schedules.named import NAMES
 from alpa.tools.arguments import count
 from alpa.tools.bench_overhead import Chain, Measured, time_pipeline
 from alpa.tools.interrupts import until_interrupted
@@ -24,7 +24,7 @@ from alpa.tools.output import markdown_header, markdown_row
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="bench_schedules", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--schedules", nargs=2, choices=PLANNED, default=["zb-h1", "1f1b"])
+    parser.add_argument("--schedules", nargs=2, choices=NAMES, default=["zb-h1", "1f1b"])
     parser.add_argument("--num-micro-batches", type=count, default=4)
     parser.add_argument("--rounds", type=count, default=3)
     parser.add_argument("--steps", type=count, default=8, help="in each round")

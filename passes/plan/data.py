@@ -121,6 +121,8 @@ class Fragment:
     read_by_update: tuple[int, ...] = ()
     half: BackwardHalf | None = None
     """of a backward that `split-backward` has split"""
+    stage: int | None = None
+    """the number of its stage; an update has the number of its mesh"""
 
     @property
     def runs_forward(self) -> bool:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from alpa.passes.pipelines.diagnostics import printable
+from alpa.passes.plan.limits import limits
 from alpa.passes.plan.report import PlanReport
-from alpa.passes.plan.table import headlines, limits, stage_rows, stage_units
+from alpa.passes.plan.table import headlines, stage_rows, stage_units
 
 
 def plan_html(report: PlanReport) -> str:

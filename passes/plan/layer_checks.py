@@ -1,7 +1,7 @@
 """What has to hold between layers and between stages, checked on the module itself.
 
 `check_layers` takes what `layer-cluster` makes, `check_stages` what `stage-mesh-partition` and the
-passes after it make. In both a computation has a *part* and a *place*: its layer, or its mesh.
+passes after it make. In both a computation has a *part* and a *place*: its layer, or its stage.
 
 * Once: a layer has one forward and at most one backward computation.
 * Flow: the forward part goes from lower to higher places, the backward part from higher to lower
@@ -12,8 +12,9 @@ passes after it make. In both a computation has a *part* and a *place*: its laye
 * Updates (layers only): `update_3` makes new state of layer 3, or reads only gradients and
   parameters of that layer. Updates that combine layers are in `update_global`. A parameter belongs
   to the first layer whose forward computation reads it.
-* Stages only: the layers of a mesh are neighbours, meshes follow one another as their layers do, a
-  layer's backward and update are on its forward's mesh, and each copy of a state is replaced.
+* Stages only: the layers of a stage are neighbours, stages follow one another as their layers do, a
+  layer's backward and update are on its forward's mesh, and each copy of a state is replaced. A
+  mesh may have several stages.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from itertools import pairwise
 from alpa.dialects import body, func, ir, main_function, mpmd, stablehlo, terminator
 from alpa.dialects.attributes import marker_of
 from alpa.dialects.checks import check_planned
-from alpa.dialects.mpmd_types import Origin
+from alpa.dialects.mpmd_types import Origin, mesh_of
 from alpa.passes.analysis.layer_placement import CHEAP
 from alpa.passes.analysis.step_parts import SAME_ELEMENTS
 from alpa.passes.base import PassError, errors_at
@@ -79,15 +80,15 @@ def check_stages(module: ir.Module) -> None:
     for op, step in zip(body(function).operations, program.steps, strict=False):
         if isinstance(step, Fragment):
             name = f"the {step.part} of {', '.join(map(_text, step.origins))}"
-            place = numbers[step.mesh]
+            place = numbers[step.mesh] if step.stage is None else step.stage
             unit = Unit(op=op, origins=step.origins, part=step.part, place=place, name=name)
             units.append(unit)
             makers.update(dict.fromkeys(op.results, unit))
         elif op.operands[0] in makers:
             makers[op.results[0]] = makers[op.operands[0]]
     _check_once(units)
-    _check_intervals(units, list(numbers))
-    _check_flow(units, makers, "mesh")
+    _check_intervals(units)
+    _check_flow(units, makers, "stage")
     _check_sums(units, makers)
     _check_copies(program, function)
 
@@ -225,7 +226,7 @@ def _summands(value: ir.Value) -> list[ir.Value]:
     return found if added else []
 
 
-def _check_intervals(units: Sequence[Unit], meshes: Sequence[str]) -> None:
+def _check_intervals(units: Sequence[Unit]) -> None:
     """Parts are those of the origins, and layers are where their neighbours are."""
     home: dict[int, Unit] = {}
     for unit in units:
@@ -239,11 +240,11 @@ def _check_intervals(units: Sequence[Unit], meshes: Sequence[str]) -> None:
     for unit in units:
         for origin in unit.origins:
             forward = None if origin.layer is None else home.get(origin.layer)
-            if forward is not None and forward.place != unit.place:
+            if forward is not None and _mesh_of(forward) != _mesh_of(unit):
                 raise PassError(
                     unit.op,
-                    f"{_text(origin)} is on {meshes[unit.place]}, the layer's forward on "
-                    f"{meshes[forward.place]}: its parameters and activations would cross",
+                    f"{_text(origin)} is on {_mesh_of(unit)}, the layer's forward on "
+                    f"{_mesh_of(forward)}: its parameters and activations would cross",
                     ((forward.op, "the layer's forward"),),
                 )
     for lower, upper in pairwise(sorted(home)):
@@ -251,10 +252,16 @@ def _check_intervals(units: Sequence[Unit], meshes: Sequence[str]) -> None:
         if unit.place > following.place:
             raise PassError(
                 following.op,
-                f"layer_{upper} is on {meshes[following.place]} and layer_{lower} before it on "
-                f"{meshes[unit.place]}: stages are intervals of layers, in the order of the meshes",
+                f"layer_{upper} is in stage {following.place} on {_mesh_of(following)}, and "
+                f"layer_{lower} before it in stage {unit.place} on {_mesh_of(unit)}: stages are "
+                "intervals of layers, in their order",
                 ((unit.op, f"layer_{lower}"),),
             )
+
+
+def _mesh_of(unit: Unit) -> str:
+    assert isinstance(unit.op, mpmd.FragmentOp), "units of a planned program are fragments"
+    return mesh_of(unit.op)
 
 
 def _check_copies(program: Program, function: func.FuncOp) -> None:

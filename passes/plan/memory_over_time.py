@@ -135,7 +135,7 @@ class _Held:
             self._live[key] = 0
         for key in it.outputs:
             self.make(key)
-        self._time = event.start
+        self._time = max(self._time, event.start)
         self._now["temporaries"] += temporaries
         self.note()
         self._now["temporaries"] -= temporaries
@@ -143,7 +143,7 @@ class _Held:
 
     def take(self, it: Move | Add, event: Event) -> None:
         """A value arrives, or is added to a sum."""
-        self._time = event.start
+        self._time = max(self._time, event.start)
         for key in writes(it):
             self.make(key, is_sum=isinstance(it, Add))
         self.note()
@@ -154,7 +154,7 @@ class _Held:
         self._end(it, self._time)
 
     def _end(self, it: Instruction, time: float) -> None:
-        self._time = time
+        self._time = max(self._time, time)
         for key in it.free:
             if self.program.values[key[0]].mesh == self.mesh:
                 self._now[self.kinds[key[0]]] -= self._live.pop(key)

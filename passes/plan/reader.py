@@ -17,7 +17,7 @@ from alpa.dialects.attributes import (
     read_results,
 )
 from alpa.dialects.bindings import body, ir, main_function, mpmd, sdy, stablehlo, terminator
-from alpa.dialects.mpmd_types import MeshTensor, Origin, mesh_of, read_topology
+from alpa.dialects.mpmd_types import MeshTensor, Origin, mesh_of, read_topology, stage_of
 from alpa.dialects.plan import Plan, Reshard, read_meshes
 from alpa.dialects.records import typed
 from alpa.dialects.sharding import Mesh
@@ -154,6 +154,7 @@ class _Reader:
             donated=read_ints(op, DONATED),
             read_by_update=read_ints(op, READ_BY_UPDATE),
             half=half,
+            stage=stage_of(op),
             wide=tuple((outputs[copy], outputs[number]) for copy, number in _wide_copies(op)),
         )
 

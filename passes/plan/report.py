@@ -15,10 +15,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from math import ceil
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from alpa.dialects import ir, main_function
 from alpa.dialects.attributes import Part
@@ -39,11 +39,10 @@ from alpa.passes.plan.data import Program
 from alpa.passes.plan.predicted_collectives import collectives_in_order, merged
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.split_factors import SplitFactors, in_words
+from alpa.passes.plan.transfer_report import TransferReport, transfers_of
 from alpa.passes.schedules.planned import label
 from alpa.passes.sharding.rules import populated
 from alpa.passes.tried import Tried
-
-Per = Literal["micro-batch", "step"]
 
 _STATUSES = ("optimal", "within_gap", "time_limit")
 """From the strongest statement to the weakest."""
@@ -96,6 +95,8 @@ class StageReport:
     """
 
     mesh: str
+    numbers: tuple[int, ...]
+    """of its stages, in the order of their layers; several under some schedules"""
     layers: tuple[str, ...]
     remat: tuple[str, ...]
     """the layers whose backward part recomputes activations"""
@@ -142,25 +143,6 @@ class StageReport:
     def strategy(self) -> str:
         """The splits and what a device holds, in words; empty before shardings are chosen."""
         return "; ".join(text for text in (self.splits, self.held) if text) if self.splits else ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransferReport:
-    """A tensor that crosses from mesh to mesh, `per` micro-batch or step.
-
-    `bytes` are those of the whole tensor, the others what crosses links between and inside hosts.
-    None before `insert-cross-mesh-reshard`.
-    """
-
-    bytes: int
-    source: str
-    target: str
-    per: Per
-    method: str | None
-    seconds: float | None
-    """each time; a gather that follows is its reader's"""
-    slow_bytes: int | None
-    fast_bytes: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +235,7 @@ class PlanReport:
             solver=solver,
             meshes=tuple(read_meshes(function)),
             stages=tuple(_stage(program, n, inside) for n in range(len(program.meshes))),
-            transfers=tuple(_transfers(program)),
+            transfers=tuple(transfers_of(program)),
             collectives=tuple(inside.collectives),
         )
 
@@ -361,6 +343,7 @@ def _stage(program: Program, number: int, inside: _Inside) -> StageReport:
 
     return StageReport(
         mesh=mesh,
+        numbers=tuple(dict.fromkeys(number if f.stage is None else f.stage for f in forward)),
         layers=tuple(
             dict.fromkeys(
                 origin.name for f in forward for origin in f.origins if origin.part != "update"
@@ -382,23 +365,3 @@ def _stage(program: Program, number: int, inside: _Inside) -> StageReport:
         num_combined=inside.combined[mesh] if known else None,
         priced_starts=ceil(sum(it.starts for it in collectives)) if known else None,
     )
-
-
-def _transfers(program: Program) -> Iterator[TransferReport]:
-    """The transfers: per micro-batch if a version of each one is read, otherwise per step."""
-    for step in program.transfers:
-        often = step.target in program.micro_used
-        pers: list[Per] = ["micro-batch"] if often else ["step"]
-        if often and step.target in program.totals:
-            pers.append("step")
-        for per in pers:
-            yield TransferReport(
-                bytes=program.values[step.target].bytes,
-                source=program.values[step.source].mesh,
-                target=program.values[step.target].mesh,
-                per=per,
-                method=step.method,
-                seconds=None if step.method is None else step.seconds,
-                slow_bytes=step.slow_bytes,
-                fast_bytes=step.fast_bytes,
-            )

@@ -7,16 +7,19 @@ from difflib import SequenceMatcher
 from itertools import groupby
 
 from alpa.passes.plan.data import Fragment, Program
-from alpa.passes.schedules.planned import lists_of
+from alpa.passes.schedules.planned import label, lists_of
 from alpa.passes.schedules.simulate import simulate
+from alpa.passes.schedules.verify import ScheduleError
 from alpa.passes.schedules.work import Kind, Work, WorkLists
 
 Stage = dict[Kind, tuple[Fragment, ...]]
 """Fragments of one mesh that a stage of the schedule runs for each micro-batch."""
+_Place = tuple[str, int | None]
+"""A mesh and the number of one of its stages."""
 
 
 def stages_of(program: Program) -> list[Stage]:
-    """The forwards in program order, each with the backward of its mesh.
+    """The forwards in program order, each with the backward of its stage.
 
     The backwards are in program order from the last stage to the first. A forward without a
     backward, or a backward without a forward, is a stage of its own. Where both are merged
@@ -24,12 +27,12 @@ def stages_of(program: Program) -> list[Stage]:
     the two parts of `split-backward`; what is not split runs as the first part.
     """
     fragments = program.fragments
-    forward = _by_mesh(f for f in fragments if f.runs_forward)
-    backward = _by_mesh(f for f in fragments if f.part == "backward")[::-1]
-    meshes = [[group[0].mesh for group in part] for part in (forward, backward)]
+    forward = _by_stage(f for f in fragments if f.runs_forward)
+    backward = _by_stage(f for f in fragments if f.part == "backward")[::-1]
+    places = [[_place(group[0]) for group in part] for part in (forward, backward)]
     backward = [tuple(f for f in group if not f.runs_forward) for group in backward]
     stages: list[Stage] = []
-    for tag, f0, f1, b0, b1 in SequenceMatcher(None, *meshes, autojunk=False).get_opcodes():
+    for tag, f0, f1, b0, b1 in SequenceMatcher(None, *places, autojunk=False).get_opcodes():
         if tag == "equal":
             both = zip(forward[f0:f1], backward[b0:b1], strict=True)
             stages.extend(_stage(f, b) for f, b in both)
@@ -49,17 +52,30 @@ def _stage(forward: tuple[Fragment, ...], backward: tuple[Fragment, ...]) -> Sta
 
 
 def schedule_of_stages(program: Program, stages: Sequence[Stage]) -> WorkLists:
-    """The lists of the stages, each as if on a mesh of its own.
+    """The lists of the stages. Of a schedule of one stage per mesh, each is as if on a mesh of its
+    own.
 
     Raises:
-        ScheduleError: the schedule is for other numbers of stages or micro-batches.
+        ScheduleError: the schedule is for other numbers of stages or micro-batches, or has stages
+            on other meshes.
     """
-    return lists_of(
+    schedule = lists_of(
         program.plan.schedule,
         len(stages),
         program.num_micro_batches,
         has_backward=any(stage["backward"] for stage in stages),
     )
+    if schedule.num_meshes < len(stages):
+        names = [mesh.name for mesh in program.meshes]
+        for number, stage in enumerate(stages):
+            (*_, fragment) = (*stage["backward"], *stage["forward"])
+            mesh = schedule.mesh_of[number]
+            if names[mesh : mesh + 1] != [fragment.mesh]:
+                raise ScheduleError(
+                    f"stage {number} is on {fragment.mesh}, and {label(program.plan.schedule)} has "
+                    f"it on mesh {mesh} of {schedule.num_meshes}"
+                )
+    return schedule
 
 
 def read_by(fragments: Sequence[Fragment]) -> list[int]:
@@ -92,6 +108,10 @@ def rounds(schedule: WorkLists, reads: Callable[[Work], Iterable[Work]]) -> Iter
         yield [*together]
 
 
-def _by_mesh(fragments: Iterable[Fragment]) -> list[tuple[Fragment, ...]]:
-    """Fragments that follow one another on a mesh, together."""
-    return [tuple(those) for _, those in groupby(fragments, key=lambda f: f.mesh)]
+def _by_stage(fragments: Iterable[Fragment]) -> list[tuple[Fragment, ...]]:
+    """Fragments of a stage that follow one another, together."""
+    return [tuple(those) for _, those in groupby(fragments, key=_place)]
+
+
+def _place(fragment: Fragment) -> _Place:
+    return fragment.mesh, fragment.stage

@@ -20,15 +20,15 @@ from alpa.passes.cost.device import size_text
 from alpa.passes.pipelines.diagnostics import printable
 from alpa.passes.plan.attribute import cluster_here
 from alpa.passes.plan.data import Program
+from alpa.passes.plan.limits import limits
 from alpa.passes.plan.reader import origin_name, read_planned
-from alpa.passes.plan.report import PlanReport, StageReport, TransferReport
+from alpa.passes.plan.report import PlanReport
+from alpa.passes.plan.row_names import pipeline_text, row_name
 from alpa.passes.plan.text import aligned, count_text, percent, ranges_text, seconds_text
-from alpa.passes.schedules.measure import Costs, measure
-from alpa.passes.schedules.planned import lists_of, splits_backward
+from alpa.passes.plan.transfer_report import TransferReport
 from alpa.passes.solve.sharding.problem import OPTIMAL
 
 _PATTERNS = 4  # that a row lists before it sums up the rest
-_ONE_MICRO_BATCH = "one micro-batch: pipelining cannot gain anything"
 _UNPROVEN = {None: "not checked", INDEPENDENT: "independent (as asked)"}
 
 
@@ -50,7 +50,7 @@ def plan_table(module: ir.Module, report: PlanReport | None = None) -> str:
         limits(report),
         _collectives(report),
         _transfers(report),
-        _strategy(program),
+        _strategy(program, report),
         _roles(program),
     )
     texts = ("\n".join(lines) for lines in sections)
@@ -70,7 +70,7 @@ def headlines(report: PlanReport) -> Iterator[str]:
         idle = {*range(cluster.hosts)} - {host for mesh in report.meshes for host in mesh.hosts}
     batches, said = report.num_micro_batches, report.micro_batches
     yield (
-        f"plan for {machine}: {count_text(len(report.stages), 'stage')}, "
+        f"plan for {machine}: {pipeline_text(report)}, "
         f"{count_text(batches, 'micro-batch', 'micro-batches')}, "
         f"{report.schedule}, predicted step {seconds_text(report.predicted_step_seconds)}"
     )
@@ -105,7 +105,7 @@ def stage_rows(report: PlanReport) -> list[list[str]]:
     rows = [columns]
     for number, (mesh, stage) in enumerate(zip(report.meshes, report.stages, strict=True)):
         row = [
-            str(number),
+            ranges_text(sorted(stage.numbers or (number,))),
             mesh.name,
             ranges_text(mesh.hosts),
             ranges_text(mesh.devices),
@@ -142,20 +142,16 @@ def _stages(report: PlanReport) -> Iterator[str]:
         if stage.splits:
             alike.setdefault((stage.splits, stage.held), []).append(number)
     for (splits, held), numbers in alike.items():
-        name = _stage_name(numbers)
+        name = row_name(report, numbers)
         yield f"{name}: {splits}"
         if held:
             yield f"{' ' * len(name)}  {held}"
     for number, stage in enumerate(report.stages):
         if stage.remat:
-            yield f"{_stage_name([number])}: remat: layers {layers_text(stage.remat)}"
+            yield f"{row_name(report, [number])}: remat: layers {layers_text(stage.remat)}"
 
 
-def _stage_name(numbers: Sequence[int]) -> str:
-    return f"{'stage' if len(numbers) == 1 else 'stages'} {ranges_text(numbers)}"
-
-
-def _strategy(program: Program) -> Iterator[str]:
+def _strategy(program: Program, report: PlanReport) -> Iterator[str]:
     """What is split over which axes; stages with equal lines are one block."""
     blocks: dict[tuple[str, ...], list[int]] = {}
     for number, mesh in enumerate(program.meshes):
@@ -164,7 +160,7 @@ def _strategy(program: Program) -> Iterator[str]:
         blocks.setdefault(block, []).append(number)
     yield "strategy"
     for (axes, *rows), numbers in blocks.items():
-        yield f"  {_stage_name(numbers)} ({axes})"
+        yield f"  {row_name(report, numbers)} ({axes})"
         yield from rows
 
 
@@ -230,7 +226,7 @@ def _collectives(report: PlanReport) -> Iterator[str]:
             kinds[it.kind] += it.count if it.mesh == stage.mesh else 0
         rows.append(
             [
-                f"stage {number}",
+                row_name(report, [number]),
                 size_text(stage.sent_bytes),
                 str(stage.num_collectives),
                 str(stage.num_combined),
@@ -269,98 +265,6 @@ def _transfers(report: PlanReport) -> list[str]:
 def _total(sizes: Sequence[int | None]) -> str:
     known = [size for size in sizes if size is not None]
     return size_text(sum(known)) if len(known) == len(sizes) else "-"
-
-
-def limits(report: PlanReport) -> Iterator[str]:
-    """What limits a plan: a title, then a line for each limit."""
-    yield "what limits it"
-    stages, batches, count = report.stages, report.num_micro_batches, len(report.stages)
-    total = sum(stage.seconds for stage in stages)
-    slowest = max(stages, key=lambda stage: stage.seconds)
-    if count > 1 and total:
-        yield f"  {_balance(stages, slowest, total)}"
-    yield f"  {_bubble(report.schedule, count, batches)}"
-    if report.predicted_step_seconds and total:
-        word = "forward and backward" if count == 1 else "slowest stage"
-        parts = [
-            (batches * slowest.seconds, f"{word} ({batches} x {seconds_text(slowest.seconds)})"),
-            (total - slowest.seconds, "fill and drain"),
-        ]
-        yield f"  {_step_seconds(report.predicted_step_seconds, parts)}"
-    yield from _inside_meshes(report)
-    memory = report.memory_bytes
-    if memory and any(stage.peak_bytes for stage in stages):
-        peaks = [stage.peak_bytes or 0 for stage in stages]
-        free = memory - max(peaks)
-        yield (
-            f"  memory: stage {peaks.index(max(peaks))} is the fullest; {size_text(free)} of "
-            f"{size_text(memory)} per device stay free ({percent(free / memory)})"
-        )
-        if report.memory_margin is not None:
-            share = percent(report.memory_margin)
-            more = size_text(report.memory_margin * max(peaks))
-            yield (
-                f"  memory: XLA may need up to {share} more than predicted, {more} there; "
-                "alpa-plan --verify says how much"
-            )
-    for number, stage in enumerate(stages):
-        if stage.peak_bytes is not None and stage.state_bytes > stage.peak_bytes:
-            yield (
-                f"  stage {number} holds {size_text(stage.state_bytes)} of state per device, more "
-                "than its predicted peak, which assumes an even split"
-            )
-
-
-def _inside_meshes(report: PlanReport) -> Iterator[str]:
-    """Of the mesh that is busy for longest, what its compute does not explain."""
-    if report.solver is None:
-        return
-    busiest = max(report.solver.meshes, key=lambda solved: solved.objective)
-    stage = next(stage for stage in report.stages if stage.mesh == busiest.mesh)
-    whole, compute = busiest.objective, stage.compute_seconds
-    if compute is not None and whole - compute > 0.005 * whole:
-        yield (
-            f"  inside {busiest.mesh}: {percent((whole - compute) / whole)} of "
-            f"{seconds_text(whole)} per step are collectives, repeated work and less efficient "
-            "small parts"
-        )
-
-
-def _bubble(schedule: str, stages: int, batches: int) -> str:
-    if stages == 1:
-        text = "one stage: no pipeline, so no bubble"
-        return f"{text}; {_ONE_MICRO_BATCH}" if batches == 1 else text
-    if schedule == "own":
-        return f"pipeline bubble: that of your own schedule of {stages} stages"
-    # Of equal stages, whose parts of a backward take as long as a forward.
-    equal = measure(lists_of(schedule, stages, batches), Costs.uniform(stages))
-    form = "" if splits_backward(schedule) else "(S-1)/(S-1+B) = "
-    share = percent(equal.bubble / equal.seconds)
-    text = f"pipeline bubble: {form}{share} with S={stages} stages"
-    if batches == 1:
-        return f"{text}; {_ONE_MICRO_BATCH}"
-    return f"{text}, B={batches} micro-batches (auto finds the best B)"
-
-
-def _balance(stages: Sequence[StageReport], slowest: StageReport, total: float) -> str:
-    share, count, longest = slowest.seconds / total, len(stages), seconds_text(slowest.seconds)
-    if share * count < 1.005:
-        return f"the stages are balanced: each takes {longest} per micro-batch"
-    return (
-        f"stage {stages.index(slowest)} is the slowest: {longest} of {seconds_text(total)} "
-        f"per micro-batch, {percent(share)} where {percent(1 / count)} would be even"
-    )
-
-
-def _step_seconds(step: float, parts: Sequence[tuple[float, str]]) -> str:
-    """The predicted step by what it is spent on; the rest is spent between and after the stages."""
-    rest = step - sum(seconds for seconds, _ in parts)
-    shares = [
-        f"{percent(seconds / step)} {text}"
-        for seconds, text in [*parts, (rest, "transfers and update")]
-        if seconds > 1e-4 * step
-    ]
-    return f"step {seconds_text(step)} = {' + '.join(shares)}"
 
 
 def _roles(program: Program) -> Iterator[str]:

@@ -21,7 +21,7 @@ class Unit:
     origins: tuple[Origin, ...]
     part: Part
     place: int
-    """layer or mesh; -1 for update_global"""
+    """layer or stage; -1 for update_global"""
     name: str
 
 

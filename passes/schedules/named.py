@@ -40,6 +40,11 @@ _TWO: dict[Name, Callable[[int, int], WorkLists]] = {
 """with two stages per mesh"""
 
 
+def stages_per_mesh(name: Name) -> int:
+    """How many stages a mesh has; of `interleaved-1f1b`, where nothing else is asked for."""
+    return 2 if name in _TWO or name == "interleaved-1f1b" else 1
+
+
 def schedule_of(name: Name, meshes: int, batches: int, chunks: int | None = None) -> WorkLists:
     """A schedule by its name.
 
@@ -56,9 +61,9 @@ def schedule_of(name: Name, meshes: int, batches: int, chunks: int | None = None
         raise ScheduleError(
             f"{name} needs at least one mesh and one micro-batch, not {meshes} and {batches}"
         )
+    fixed = stages_per_mesh(name)
     if name == "interleaved-1f1b":
-        return interleaved_1f1b(meshes, batches, 2 if chunks is None else chunks)
-    fixed = 2 if name in _TWO else 1
+        return interleaved_1f1b(meshes, batches, fixed if chunks is None else chunks)
     if chunks not in (None, fixed):
         raise ScheduleError(
             f"{name} has {fixed} stages per mesh, not {chunks}; interleaved-1f1b takes any number"

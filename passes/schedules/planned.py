@@ -1,25 +1,27 @@
-"""The schedules that plans use: some by name, and a user's own lists, as text.
+"""The schedules that plans use: those with a name, and a user's own lists, as text.
 
 A plan keeps its schedule as text: a name, or the rows of a table (`table.py`) on one line,
-separated by semicolons. Stage s lies on mesh s; schedules with several stages per mesh are refused.
+separated by semicolons. `interleaved-1f1b:3` has three stages per mesh, `interleaved-1f1b` two. All
+meshes of a plan have equally many stages, and stage d is on mesh d for the first of them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, get_args
 
 from alpa.passes.schedules.measure import peak
-from alpa.passes.schedules.named import NAMES, schedule_of
-from alpa.passes.schedules.one_stage import forward_only, stage_list, zb_h1
+from alpa.passes.schedules.named import NAMES, Name, schedule_of, stages_per_mesh
+from alpa.passes.schedules.one_stage import forward_only, stage_list
 from alpa.passes.schedules.table import from_words, parse_table, to_table
 from alpa.passes.schedules.verify import ScheduleError, verify
 from alpa.passes.schedules.work import Work, WorkLists
 
-PlannedName = Literal["gpipe", "1f1b", "zb-h1"]
-PLANNED: tuple[PlannedName, ...] = get_args(PlannedName)
+_CHUNKS = re.compile(r"interleaved-1f1b:([1-9]\d*)")
+_BY_STAGES_BEHIND = ("gpipe", "1f1b", "eager-1f1b")
+"""Schedules under which what a stage keeps depends on the stages behind it alone."""
 
 
 def checked(text: str) -> str:
@@ -31,26 +33,21 @@ def checked(text: str) -> str:
     Raises:
         ScheduleError: plans cannot use it; for a table with its place.
     """
-    if text in PLANNED:
+    if _has_name(text):
         return text
-    if text in NAMES:
-        raise ScheduleError(
-            f"plans cannot run {text} yet: it has several stages per mesh, or receives ahead of "
-            f"need; take {_or(PLANNED)}, or a table of your own"
-        )
     if ";" in text or "," in text:
         return _one_line(parse_table(text.replace(";", "\n"), check=_verify_planned))
     file = Path(text)
     if not file.is_file():
         raise ScheduleError(
-            f'"{text}" is neither the name of a schedule, {_or(PLANNED)}, nor a file with a table'
+            f'"{text}" is neither the name of a schedule, {_or(NAMES)}, nor a file with a table'
         )
     return _one_line(parse_table(file.read_text(), name=text, check=_verify_planned))
 
 
 def label(schedule: str) -> str:
     """How people read of a plan's schedule: its name."""
-    return schedule if schedule in NAMES else "own"
+    return schedule if _has_name(schedule) else "own"
 
 
 def of_words(rows: Sequence[Sequence[str]]) -> str:
@@ -60,7 +57,7 @@ def of_words(rows: Sequence[Sequence[str]]) -> str:
 
 def own(schedule: str) -> WorkLists | None:
     """The lists of a user's own schedule; None for one with a name."""
-    return None if schedule in NAMES else _own(schedule)
+    return None if _has_name(schedule) else _own(schedule)
 
 
 @lru_cache(maxsize=8)
@@ -68,28 +65,49 @@ def _own(schedule: str) -> WorkLists:
     return parse_table(schedule.replace(";", "\n"), check=_verify_planned)
 
 
-def hides_transfers(schedule: str) -> bool:
-    """Whether so many micro-batches are in flight that transfers can run beside work.
+def hidden_share(schedule: str, overlap: float) -> float:
+    """The share of a transfer that runs beside work, over a link with this `transfer_overlap`.
 
     Under 1F1B the backward of a micro-batch begins when its forward has been through all stages
     behind, and so does the next forward: with S stages, a micro-batch takes (S - 1) / S of the
-    transfers between neighbours even if all of them run beside work.
+    transfers between neighbours even if all of them run beside work. The search counts them in
+    full. Eager 1F1B receives ahead.
     """
-    return schedule == "gpipe"
+    return {"gpipe": overlap, "eager-1f1b": 1.0}.get(schedule, 0.0)
 
 
-def lists_of(schedule: str, meshes: int, batches: int, *, has_backward: bool = True) -> WorkLists:
+def chunks_of(schedule: str) -> int:
+    """The stages on each mesh."""
+    mine = own(schedule)
+    if mine is not None:
+        return mine.num_stages // mine.num_meshes
+    name, chunks = _parts(schedule)
+    return chunks or stages_per_mesh(name)
+
+
+def lists_of(schedule: str, stages: int, batches: int, *, has_backward: bool = True) -> WorkLists:
     """The lists of a plan's schedule.
 
+    Args:
+        schedule: of a plan.
+        stages: on all meshes together.
+        batches: micro-batches.
+        has_backward: whether the program trains; others run the forwards alone.
+
     Raises:
-        ScheduleError: it is a user's own, for other numbers.
+        ScheduleError: the schedule does not admit these numbers.
     """
     mine = own(schedule)
-    if mine is None:
-        if not has_backward:
-            return forward_only(meshes, batches)
-        return schedule_of(_named(schedule), meshes, batches)
-    check_numbers(mine, meshes, batches)
+    if mine is not None:
+        return _own_lists(mine, stages, batches, has_backward)
+    if not has_backward and chunks_of(schedule) == 1:
+        return forward_only(stages, batches)
+    lists = _named_lists(schedule, stages, batches)
+    return lists if has_backward else _forwards(lists)
+
+
+def _own_lists(mine: WorkLists, stages: int, batches: int, has_backward: bool) -> WorkLists:
+    check_numbers(mine, stages, batches)
     if mine.has_backward != has_backward:
         raise ScheduleError(
             "the schedule lists backwards, and the program has none"
@@ -99,10 +117,29 @@ def lists_of(schedule: str, meshes: int, batches: int, *, has_backward: bool = T
     return mine
 
 
-def check_numbers(mine: WorkLists, meshes: int | None, batches: int) -> None:
+@lru_cache(maxsize=64)
+def _named_lists(schedule: str, stages: int, batches: int) -> WorkLists:
+    name, chunks = _parts(schedule)
+    each = chunks_of(schedule)
+    if stages % each:
+        raise ScheduleError(
+            f"{schedule} has {each} stages on each mesh, and {stages} is no multiple of {each}; "
+            f"take {stages + -stages % each} stages, or a schedule of one stage per mesh, such as "
+            "1f1b"
+        )
+    return schedule_of(name, stages // each, batches, chunks)
+
+
+def _forwards(schedule: WorkLists) -> WorkLists:
+    """The forwards of a schedule in their order."""
+    lists = (tuple(it for it in works if it.kind == "forward") for works in schedule.lists)
+    return WorkLists(lists=tuple(lists))
+
+
+def check_numbers(mine: WorkLists, stages: int | None, batches: int) -> None:
     """Raises ScheduleError unless a user's own schedule is for these numbers; None is any."""
     for what, its, wanted in (
-        ("meshes", mine.num_meshes, meshes),
+        ("stages", mine.num_stages, stages),
         ("micro-batches", mine.num_micro_batches, batches),
     ):
         if wanted not in (None, its):
@@ -116,41 +153,45 @@ def check_numbers(mine: WorkLists, meshes: int | None, batches: int) -> None:
 def in_flight(schedule: str, batches: int, stages_to_last: int, stages: int | None = None) -> int:
     """Micro-batches whose activations a stage keeps at most, by its list.
 
+    Of several stages on a mesh it is an even share, rounded up, of what the mesh keeps.
+
     Args:
         schedule: of a plan.
         batches: micro-batches.
         stages_to_last: stages from this one to the last.
         stages: all stages. None: whatever their number, at most.
     """
-    mine = own(schedule)
-    if mine is not None:
-        lists = mine.lists if stages is None else [mine.lists[stages - stages_to_last]]
-        return max(map(_kept, lists))
-    name = _named(schedule)
-    if name != "zb-h1":
-        return _kept(stage_list(name, batches, stages_to_last))
+    mine, each = own(schedule), chunks_of(schedule)
+    if schedule in _BY_STAGES_BEHIND:
+        return _kept(stage_list(schedule, batches, stages_to_last))
+    if mine is not None and stages is None:
+        return max(-(-_kept(works) // each) for works in mine.lists)
     if stages is None:
         return batches
-    return _kept(zb_h1(stages, batches).lists[stages - stages_to_last])
+    lists = mine or _named_lists(schedule, stages, batches)
+    return -(-_kept(lists.lists[lists.mesh_of[stages - stages_to_last]]) // each)
 
 
 def needs_number(schedule: str) -> bool:
     """Whether what a stage keeps in flight depends on the number of all stages, too."""
-    return schedule == "zb-h1"
+    return schedule not in _BY_STAGES_BEHIND and own(schedule) is None
 
 
 def splits_backward(schedule: str) -> bool:
     """Whether a plan's schedule lists the two parts of a backward."""
     mine = own(schedule)
-    return schedule == "zb-h1" if mine is None else mine.splits_backward
+    if mine is None:
+        return _parts(schedule)[0] not in (*_BY_STAGES_BEHIND, "interleaved-1f1b")
+    return mine.splits_backward
 
 
-def weights_left(schedule: WorkLists, mesh: int) -> int:
-    """For how many micro-batches a mesh has weight gradients left to compute, at most."""
+def weights_left(schedule: WorkLists, stage: int) -> int:
+    """For how many micro-batches a stage has weight gradients left to compute, at most."""
     left = most = 0
-    for work in schedule.lists[mesh]:
-        left += (work.kind == "backward-input") - (work.kind == "backward-weight")
-        most = max(most, left)
+    for work in schedule.lists[schedule.mesh_of[stage]]:
+        if work.stage == stage:
+            left += (work.kind == "backward-input") - (work.kind == "backward-weight")
+            most = max(most, left)
     return most
 
 
@@ -159,11 +200,16 @@ def _kept(works: Sequence[Work]) -> int:
     return int(peak(works, ones, ones))
 
 
-def _named(schedule: str) -> PlannedName:
-    """The name of a schedule that has one."""
-    if schedule == "gpipe" or schedule == "1f1b" or schedule == "zb-h1":
-        return schedule
-    raise ScheduleError(f"plans cannot run {schedule}; take {_or(PLANNED)}")
+def _has_name(schedule: str) -> bool:
+    return schedule in NAMES or _CHUNKS.fullmatch(schedule) is not None
+
+
+def _parts(schedule: str) -> tuple[Name, int | None]:
+    """The name of a schedule that has one, and the stages per mesh that it says."""
+    match = _CHUNKS.fullmatch(schedule)
+    if match is not None:
+        return "interleaved-1f1b", int(match[1])
+    return next(name for name in NAMES if name == schedule), None
 
 
 def _or(names: Sequence[str]) -> str:
@@ -178,11 +224,20 @@ def _one_line(schedule: WorkLists) -> str:
 def _verify_planned(schedule: WorkLists) -> None:
     """As `verify`, and also refuses what plans cannot run."""
     verify(schedule)
+    meshes = schedule.num_meshes
     for mesh, works in enumerate(schedule.lists):
         for number, work in enumerate(works):
-            if work.stage != mesh:
+            if work.stage < meshes and work.stage != mesh:
                 raise ScheduleError(
                     f"{work} is on mesh {mesh}: in a plan, stage {work.stage} is on mesh "
-                    f"{work.stage}, and each mesh has one stage",
+                    f"{work.stage}, as each of the first {meshes} stages is on the mesh of its "
+                    "number",
                     (mesh, number),
                 )
+    counts = [len({work.stage for work in works}) for works in schedule.lists]
+    most, least = counts.index(max(counts)), counts.index(min(counts))
+    if most != least:
+        raise ScheduleError(
+            f"mesh {most} has {counts[most]} stages and mesh {least} has {counts[least]}: in a "
+            "plan, all meshes have equally many"
+        )

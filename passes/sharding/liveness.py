@@ -30,6 +30,7 @@ from typing import Literal
 import numpy as np
 
 from alpa.dialects import body, ir, mpmd, stablehlo, terminator
+from alpa.dialects.attributes import read_part
 from alpa.passes.analysis.graph import folds_into_dots, type_bytes
 from alpa.passes.analysis.liveness import (
     UPDATES_IN_PLACE,
@@ -157,6 +158,12 @@ class Clock(Lives):
             if isinstance(op, mpmd.FragmentOp):
                 clock._visit_fragment(op)
         return clock
+
+    @property
+    def micro_batch(self) -> tuple[int, int]:
+        """When the fragments run that do so for each micro-batch."""
+        runs = [span for op, span in self.spans.items() if read_part(op) != "update"]
+        return (runs[0][0], runs[-1][1]) if runs else (0, 0)
 
     def op_at(self, time: int) -> ir.OpView | ir.Operation:
         """The op that runs at a time, or the fragment that ends then."""

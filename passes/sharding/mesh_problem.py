@@ -22,7 +22,7 @@ from alpa.dialects.attributes import (
     read_results,
 )
 from alpa.dialects.mpmd_types import MeshTensor, mesh_of, read_topology
-from alpa.dialects.plan import MeshAssignment, Plan, SolverReport, read_meshes
+from alpa.dialects.plan import MeshAssignment, Plan, SolverReport
 from alpa.passes.base import NoRoomError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
@@ -148,13 +148,13 @@ class MeshProblem:
     @cached_property
     def versions(self) -> Versions:
         """Those of the values that fragments exchange."""
-        stages = [mesh.name for mesh in read_meshes(self.function)]
-        return Versions(mesh=self.name, stages=stages, plan=self.plan)
+        return Versions.on(self.name, self.function, self.plan)
 
     @cached_property
     def usages(self) -> list[Held]:
         """What this mesh holds when (`sharding/liveness.py`)."""
         spans, end, versions = self.clock.spans, self.clock.now, self.versions
+        whole = self.clock.micro_batch
         batches = self.plan.num_micro_batches
         first = {v: start for op, (start, _) in reversed(spans.items()) for v in op.operands}
         last = {v: stop for op, (_, stop) in spans.items() for v in op.operands}
@@ -169,7 +169,7 @@ class MeshProblem:
             if isinstance(op, mpmd.TransferOp):
                 (value,) = op.results
                 span = (max(0, first.get(value, end) - 1), last.get(value, end))
-                found += rows("activations", value, span, versions.of(value))
+                found += rows("activations", value, *versions.lives(value, span, whole))
         elsewhere = self._donated()
         for op, (start, stop) in spans.items():
             kind = "activations" if read_part(op) == "forward" else "gradients"
@@ -179,12 +179,12 @@ class MeshProblem:
                 sum_type = self._sums.get(result)
                 is_gradient = batches > 1 and read_part(op) == "backward"
                 if is_gradient or sum_type is not None:  # It is added to an accumulator.
-                    found += rows(kind, result, (0, end), type_=sum_type)
+                    found += rows(kind, result, (0, end), versions.of_sum(result), sum_type)
                 if is_gradient:
                     elsewhere.add(result)
                 elif sum_type is None:
                     span = (start, last.get(result, end))
-                    found += rows(kind, result, span, versions.of(result))
+                    found += rows(kind, result, *versions.lives(result, span, whole))
                 else:
                     copies = versions.of(result) if result in last else 1
                     found += rows(kind, result, (start, last.get(result, stop)), copies)

@@ -52,9 +52,8 @@ class Boundary:
             ways.append(_seconds(self.bytes, self.values, other.between_meshes, hosts))
         return np.stack(ways, axis=2)
 
-    def hidden(self, cluster: Cluster, other: Link | None = None) -> list[float]:
-        """The shares of transfers into a stage that its computation hides, by the last dimension of
-        `seconds`."""
+    def overlaps(self, cluster: Cluster, other: Link | None = None) -> list[float]:
+        """The `transfer_overlap` of the links into a stage, by the last dimension of `seconds`."""
         inside, between = cluster.intra_host, cluster.inter_host
         links = [inside, inside if cluster.hosts == 1 else between]
         return [it.transfer_overlap for it in (links if other is None else [*links, other])]

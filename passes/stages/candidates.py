@@ -14,7 +14,7 @@ import numpy as np
 
 from alpa.dialects.plan import Plan
 from alpa.passes.cost.cluster import Cluster, Link
-from alpa.passes.schedules.planned import hides_transfers, in_flight
+from alpa.passes.schedules.planned import hidden_share, in_flight
 from alpa.passes.solve.stages.placement import Group
 from alpa.passes.solve.stages.problem import Problem
 from alpa.passes.stages.boundary import Boundary
@@ -231,7 +231,7 @@ def stage_problem(
     ]
     into, back = np.stack([boundary.seconds(*each) for each in its], axis=2)
     once = [boundary.once_seconds(*each) for each in its]
-    hidden = np.array([boundary.hidden(kinds[kind], others[kind]) for kind in kind_of])
+    overlaps = [boundary.overlaps(kinds[kind], others[kind]) for kind in kind_of]
     fits = [
         o.max_in_flight(kinds[kind].device.memory)
         for o, kind in zip(candidates, kind_of, strict=True)
@@ -247,7 +247,7 @@ def stage_problem(
         max_in_flight=np.stack(fits, axis=2),
         c=into,
         back=np.append(back[1:], np.zeros_like(back[:1]), axis=0),
-        hidden=hidden if hides_transfers(plan.schedule) else None,
+        hidden=np.array([[hidden_share(plan.schedule, it) for it in each] for each in overlaps]),
         num_micro_batches=plan.num_micro_batches,
         schedule=plan.schedule,
     )

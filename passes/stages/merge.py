@@ -1,7 +1,8 @@
 """Merges named computations into fragments on meshes, in a function of mesh tensors.
 
 Fragments come in execution order: the forward of each stage, the backward from the last stage on,
-then the updates by level. The level of an update counts the changes of mesh on the way to it. On
+then the updates by level. A mesh may have several stages, which share its arguments; its updates
+are those of all of them. The level of an update counts the changes of mesh on the way to it. On
 each level and mesh, the updates that other meshes wait for come first, in a fragment of their own.
 One transfer takes a value to another mesh that reads it; the dialect's verifier demands that.
 
@@ -53,6 +54,8 @@ class Stages:
 
     layer_stage: dict[int, int]
     meshes: list[MeshAssignment]
+    mesh_of_stage: Mapping[int, int] = field(default_factory=dict[int, int])
+    """the number of the mesh of each stage, where that is not the number of the stage"""
     seconds: float = 0.0
     bound: float = 0.0
     """a lower bound of the seconds of every cut (`Plan.estimated_step_bound`); 0 if unknown"""
@@ -131,6 +134,17 @@ class FragmentBuilder:
     def _origins(self) -> list[Origin]:
         return [Origin.of(op) for op in self.graph.ops]
 
+    def _mesh_of_layer(self, layer: int) -> int:
+        stage = self.stages.layer_stage[layer]
+        return self.stages.mesh_of_stage.get(stage, stage)
+
+    def _place(self, o: int) -> int:
+        """The stage of a computation that runs for each micro-batch, the mesh of an update."""
+        origin = self._origins[o]
+        if origin.layer is None or origin.part == "update":
+            return self._mesh_of[o]
+        return self.stages.layer_stage[origin.layer]
+
     @cached_property
     def _mesh_of(self) -> list[int]:
         """The mesh of each computation."""
@@ -142,7 +156,7 @@ class FragmentBuilder:
                 if graph.producer[v] >= 0:
                     weight[found[graph.producer[v]]] += graph.bytes[v]
             most = max(weight, key=lambda mesh: (weight[mesh], -mesh), default=0)
-            found.append(most if origin.layer is None else self.stages.layer_stage[origin.layer])
+            found.append(most if origin.layer is None else self._mesh_of_layer(origin.layer))
         return found
 
     @cached_property
@@ -169,13 +183,13 @@ class FragmentBuilder:
                 awaited.add(o)
         groups: dict[tuple[int, ...], list[int]] = {}
         for o, origin in enumerate(self._origins):
-            mesh = where[o]
+            place = self._place(o)
             if origin.part == "forward":
-                key = (0, mesh)
+                key = (0, place)
             elif origin.part == "backward":
-                key = (1, -mesh)
+                key = (1, -place)
             else:
-                key = (2, level[o], o not in awaited, mesh)
+                key = (2, level[o], o not in awaited, place)
             groups.setdefault(key, []).append(o)
         return [groups[key] for key in sorted(groups)]
 
@@ -246,6 +260,7 @@ class FragmentBuilder:
     def _fragment(
         self,
         mesh: int,
+        stage: int,
         part: Part,
         origins: Sequence[Origin],
         inputs: Sequence[int],
@@ -256,7 +271,7 @@ class FragmentBuilder:
         op, block = fragment(
             self.stages.meshes[mesh].name,
             origins,
-            mesh,
+            stage,
             [self._get(v, mesh) for v in inputs],
             [self._type(v, mesh) for v in outputs],
             loc=location,
@@ -278,7 +293,7 @@ class FragmentBuilder:
             layers = dict.fromkeys(self._origins[o].layer for o in makers)
             origins = [Origin(f"update_{layer}") for layer in layers]
             location = self.graph.ops[makers[0]].location
-            op, block = self._fragment(mesh, "update", origins, mine, mine, location)
+            op, block = self._fragment(mesh, mesh, "update", origins, mine, mine, location)
             with ir.InsertionPoint(block), op.location:
                 return_(list(block.arguments))
             op.attributes[SECONDS] = f64(0.0)
@@ -290,7 +305,13 @@ class FragmentBuilder:
         computations = [graph.ops[o] for o in members]
         origins = [self._origins[o] for o in members]
         op, block = self._fragment(
-            mesh, origins[0].part, origins, inputs, outputs, computations[0].location
+            mesh,
+            self._place(members[0]),
+            origins[0].part,
+            origins,
+            inputs,
+            outputs,
+            computations[0].location,
         )
         inside: dict[ir.Value, ir.Value] = dict(
             zip((graph.values[v] for v in inputs), block.arguments, strict=True)

@@ -2,6 +2,7 @@
 
 * `ProgramMesh`: the program's own shardings name the one mesh. Nothing is searched.
 * `ExistingMeshes` (`existing_meshes.py`): the meshes exist already, and state lies on them.
+* `SharedMeshes` (`shared_meshes.py`): equal meshes with several stages each.
 * `AnyMeshes`: submeshes of the cluster, as many as are best. The paper's baseline of equal layers,
   a number of stages and a shape of all meshes restrict this search. If the program's own shardings
   name the mesh of one stage, that is the shape.
@@ -132,7 +133,7 @@ class AnyMeshes:
                 f"no cut has the stages fixed-stages={text}: {error.message}; stages use all "
                 "devices of the cluster",
             ) from error
-        meshes = _placed(cut, program.cluster)
+        meshes = placed(cut, program.cluster)
         stages = stages_of(program, cut, meshes, range(len(meshes)))
         stages = replace(stages, dropped=(*stages.dropped, *self._left_out(program)))
         return replace(stages, bound=cut.bound) if self.objective == "step" else stages
@@ -250,8 +251,8 @@ Policy = ProgramMesh | AnyMeshes | ExistingMeshes
 """Cuts a program into the best stages that are allowed. `cut` raises PassError."""
 
 
-def _placed(cut: Cut, cluster: AnyCluster) -> list[MeshAssignment]:
-    """A mesh for each stage, in their order."""
+def placed(cut: Cut, cluster: AnyCluster) -> list[MeshAssignment]:
+    """A mesh for each stage of a cut, in their order."""
     first = [0, *accumulate(cluster.host_sizes)]
     places = placement.place_on_kinds(
         [(kind.hosts, kind.devices_per_host) for kind in cluster.kinds],

@@ -55,6 +55,10 @@ class Cut:
     meshes: tuple[int, ...]
     kinds: tuple[int, ...]
     """of the hosts of each stage"""
+    each: tuple[float, ...]
+    """seconds of a stage for one micro-batch, with its transfers"""
+    updates: tuple[float, ...]
+    """seconds of its update"""
     seconds: float
     bound: float
     """of T: that of the first solution, which knows the costs of one device only"""
@@ -109,7 +113,7 @@ class Search:
         while True:
             offers = [(it, mesh) for mesh in meshes for it in mesh.candidates()]
             try:
-                seconds, stages = self._solved(offers)
+                problem, stages = self._solved(offers)
             except NoCutInMemoryError as error:
                 if only is None:
                     needs = self._needs([it for it, _ in offers]) + self._narrower()
@@ -121,6 +125,7 @@ class Search:
                 continue
             except NoCutError as error:
                 raise PassError(self.program.function, f"{error}{_problems(offers)}") from error
+            seconds = problem.step_seconds(stages)
             bound = seconds if bound is None else bound
             used = [offers[stage.submesh] for stage in stages]
             unknown = _unknown(used)
@@ -130,6 +135,8 @@ class Search:
                     candidates=tuple(it for it, _ in used),
                     meshes=tuple(mesh.number for _, mesh in used),
                     kinds=tuple(mesh.one.kind for _, mesh in used),
+                    each=tuple(problem.a(stages)),
+                    updates=tuple(float(problem.u[s.first, s.last, s.submesh]) for s in stages),
                     seconds=seconds,
                     bound=_verified(bound, seconds),
                     dropped=tuple(dict.fromkeys(_dropped(every))),
@@ -188,8 +195,8 @@ class Search:
         for mesh, remat in found[:idle]:
             mesh.begin(remat=remat)
 
-    def _solved(self, offers: Sequence[_Offer]) -> tuple[float, tuple[Stage, ...]]:
-        """T and the stages of the best cut over some candidates. Raises `NoCutError`."""
+    def _solved(self, offers: Sequence[_Offer]) -> tuple[Problem, tuple[Stage, ...]]:
+        """The problem of some candidates, and the stages of its best cut. Raises `NoCutError`."""
         program = self.program
         problem = self.restrict(
             stage_problem(
@@ -205,7 +212,8 @@ class Search:
         found: list[Solution] = []
         refused: NoCutError | None = None
         kinds = [(kind.hosts, kind.devices_per_host) for kind in program.left]
-        for groups in orders(kinds) if problem.given is None else [problem.groups]:
+        are_ordered = problem.given is not None or len(kinds) == 1
+        for groups in [problem.groups] if are_ordered else orders(kinds):
             try:
                 found.append(stage_dp.solve(replace(problem, groups=groups)))
             except NoCutError as error:
@@ -214,7 +222,7 @@ class Search:
             assert refused is not None
             raise refused
         stages = min(found, key=lambda it: (it.moved, it.objective)).stages
-        return problem.step_seconds(stages), stages
+        return problem, stages
 
     def _planned_on_one_device(self, find: Callable[[], object]) -> None:
         """Finds costs on one device. Raises PassError where there are none."""

@@ -91,9 +91,7 @@ def slice_seconds(module: ir.Module, parts: Sequence[Span]) -> np.ndarray:
     return result
 
 
-def _table(
-    samples: dict[int, list[tuple[int, float]]], units: int, granularity: int
-) -> np.ndarray:
+def _table(samples: dict[int, list[tuple[int, float]]], units: int, granularity: int) -> np.ndarray:
     """Seconds by length and context, in units, from samples (context in tokens, seconds)."""
     lengths = sorted(samples)
     lines: list[tuple[float, float]] = []

@@ -10,6 +10,7 @@ from bokeh.models import ColumnDataSource, HoverTool
 from alpa.passes.cost.device import size_text
 from alpa.passes.plan.attribute import cluster_here
 from alpa.passes.plan.report import PlanReport
+from alpa.passes.plan.row_names import row_name
 from alpa.passes.plan.table import layers_text
 from alpa.passes.plan.text import ranges_text, seconds_text
 from alpa.runtime.report.content import Content
@@ -70,7 +71,8 @@ def _map(it: PlanReport) -> Html:
     made.yaxis.major_label_overrides = {host: f"host {host}" for host in range(hosts)}
     without_lines(made)
     spoken = "; ".join(
-        f"stage {n} on hosts {ranges_text(mesh.hosts)}, devices {ranges_text(mesh.devices)}"
+        f"{row_name(it, [n])} on hosts {ranges_text(mesh.hosts)}, "
+        f"devices {ranges_text(mesh.devices)}"
         for n, mesh in enumerate(it.meshes)
     )
     return drawn("stage-map", made, f"The cluster's devices by stage: {spoken}")
@@ -99,7 +101,7 @@ def _devices(it: PlanReport) -> ColumnDataSource:
                 continue
             report = it.stages[stage]
             peak = "-" if report.peak_bytes is None else size_text(report.peak_bytes)
-            color, name = STAGES[stage % len(STAGES)], f"stage {stage}"
+            color, name = STAGES[stage % len(STAGES)], row_name(it, [stage])
             layers = layers_text(report.layers)
             rows.append((device, host, place, color, name, report.mesh, layers, peak))
     names = ("device", "host", "number", "color", "stage", "mesh", "layers", "peak")
@@ -115,7 +117,7 @@ def _numbers(it: PlanReport) -> Html:
         entry = f"stages.{n}"
         swatch = element("span", class_="swatch", style=f"background:{STAGES[n % len(STAGES)]}")
         row: list[Cell] = [
-            Html(f"{swatch} {n}"),
+            Html(f"{swatch} {ranges_text(sorted(stage.numbers or (n,)))}"),
             mesh.name,
             ranges_text(mesh.hosts),
             ranges_text(mesh.devices),
@@ -141,9 +143,8 @@ def _strategies(it: PlanReport) -> Iterator[Html]:
         if stage.strategy:
             alike.setdefault(stage.strategy, []).append(n)
     for text, numbers in alike.items():
-        noun = "stage" if len(numbers) == 1 else "stages"
-        yield element("li", f"{noun} {ranges_text(numbers)}: {text}")
+        yield element("li", f"{row_name(it, numbers)}: {text}")
     for n, stage in enumerate(it.stages):
         if stage.remat:
-            text = f"stage {n} computes activations again in the backward of layers "
+            text = f"{row_name(it, [n])} computes activations again in the backward of layers "
             yield element("li", text + layers_text(stage.remat))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from alpa.passes.cost.device import size_text
-from alpa.passes.plan.table import limits
+from alpa.passes.plan.limits import limits
+from alpa.passes.plan.row_names import noun_of, pipeline_text
 from alpa.passes.plan.text import count_text, percent, seconds_text
 from alpa.passes.plan.timeline import Timeline
 from alpa.runtime.report.content import Content
@@ -40,8 +41,7 @@ def _cards(content: Content) -> Iterator[Html]:
     )
     yield _card("predicted step", step)
     devices = sum(len(mesh.devices) for mesh in it.meshes)
-    stages = count_text(len(it.stages), "stage")
-    yield _card("runs on", count_text(devices, "device"), f"in {stages}")
+    yield _card("runs on", count_text(devices, "device"), f"in {pipeline_text(it)}")
     batches = number("num_micro_batches", it.num_micro_batches, str(it.num_micro_batches))
     yield _card("micro-batches", batches, number("schedule", it.schedule, it.schedule))
     shares = activity_shares(content.timeline, content)
@@ -51,7 +51,7 @@ def _cards(content: Content) -> Iterator[Html]:
     if peaks:
         peak, fullest = max(peaks)
         text = number(f"predicted_peak_bytes.{fullest}", peak, size_text(peak))
-        beside = f"per device of stage\N{NO-BREAK SPACE}{fullest}"
+        beside = f"per device of {noun_of(it)}\N{NO-BREAK SPACE}{fullest}"
         if it.memory_bytes:
             beside = f"of {size_text(it.memory_bytes)} {beside}"
         yield _card("largest memory", text, beside)

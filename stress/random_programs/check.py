@@ -228,8 +228,11 @@ def _judged(
         return found
     number = str(other.micro_batches)
     name = "1 micro-batch" if number == "1" else "independent"
+    kept = {**chosen, "num-micro-batches": number}
+    if number == "1":  # Not every schedule admits it.
+        kept.pop("schedule", None)
     try:
-        step = planned_step(other, {**chosen, "num-micro-batches": number}, load)
+        step = planned_step(other, kept, load)
     except RefusedError as again:
         if again.is_of_size or (other.truth >= Truth.EITHER and again.is_documented):
             return found

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.schedules.planned import PLANNED
+from alpa.passes.schedules.named import NAMES
+from alpa.passes.schedules.planned import chunks_of, lists_of
+from alpa.passes.schedules.verify import ScheduleError
 from stress.random_programs.program import RandomProgram
 
 _STREAM = 0xC105
@@ -28,7 +30,7 @@ def draw(program: RandomProgram) -> dict[str, str]:
     options = {"cluster": cluster, "num-micro-batches": str(program.micro_batches)}
     schedule = generator.random()
     if schedule < 0.9:  # else the better of the first two
-        options["schedule"] = PLANNED[int(schedule / 0.9 * len(PLANNED))]
+        options["schedule"] = NAMES[int(schedule / 0.9 * len(NAMES))]
     if chosen(0.4):
         options["remat"] = str(generator.choice(["none", "layer"]))
     if chosen(0.3):
@@ -43,8 +45,26 @@ def draw(program: RandomProgram) -> dict[str, str]:
             layers = min(layers, heavy)
         options["num-layers"] = str(layers)
     stages = min(devices, layers, int(generator.choice([1, 2, 2, 2, 2, 3, 3, 4])))
+    wanted = options.get("schedule", "1f1b")
+    if chunks_of(wanted) > 1:
+        shared = _stages_on_shared_meshes(wanted, devices, layers, program.micro_batches)
+        return options | ({"num-stages": str(shared)} if shared else {"schedule": "1f1b"})
     if chosen(0.9):
         options["num-stages"] = str(stages)
     elif chosen(0.3) and devices % stages == 0:
         options |= {"mesh-shape": f"1x{devices // stages}", "equal-layers": "true"}
     return options
+
+
+def _stages_on_shared_meshes(schedule: str, devices: int, layers: int, batches: int) -> int:
+    """The most stages that a schedule of several per mesh admits; 0 if it admits none."""
+    each = chunks_of(schedule)
+    for meshes in (4, 2, 1):
+        if devices % meshes or meshes * each > layers:
+            continue
+        try:
+            lists_of(schedule, meshes * each, batches)
+        except ScheduleError:
+            continue
+        return meshes * each
+    return 0

@@ -34,6 +34,8 @@ import optax
 import pytest
 
 from alpa import passes, runtime
+from alpa.passes.schedules.named import NAMES
+from alpa.passes.schedules.planned import chunks_of
 from alpa.runtime.reference import compare
 from alpa.tools import zoo
 from alpa.tools.demo import planned_step, widened_step
@@ -55,6 +57,7 @@ class Training:
     """A program, its training batches, and its run in plain JAX."""
 
     program: TrainingProgram
+    num_micro_batches: int = NUM_MICRO_BATCHES
 
     @cached_property
     def start(self) -> TrainState:
@@ -62,7 +65,7 @@ class Training:
 
     @cached_property
     def batches(self) -> list[Any]:
-        size = MICRO_BATCH * NUM_MICRO_BATCHES
+        size = MICRO_BATCH * self.num_micro_batches
         return [self.program.random_batch(1 + number, size) for number in range(STEPS)]
 
     def planned(self, step: Step) -> Iterator[Leaves]:
@@ -89,7 +92,7 @@ class Training:
         They are the micro-batches where the forward pass writes state, because batch statistics are
         those of a micro-batch; else the whole batch.
         """
-        return NUM_MICRO_BATCHES if jax.tree.leaves(self.start.model_state) else 1
+        return self.num_micro_batches if jax.tree.leaves(self.start.model_state) else 1
 
     @cached_property
     def _part(self) -> TrainingProgram:
@@ -124,6 +127,13 @@ def leaves(tree: Any) -> Leaves:
 def training(family: str) -> Training:
     """Runs plain JAX once for all plans of a family."""
     return Training(program=zoo.get(f"{family}-tiny", optimizer="sgd"))
+
+
+@cache
+def training_of_eight_layers() -> Training:
+    """As many micro-batches as every schedule needs on four meshes."""
+    program = zoo.get("gpt-tiny", optimizer="sgd", num_layers=6)
+    return Training(program=program, num_micro_batches=8)
 
 
 @pytest.fixture(scope="module")
@@ -192,3 +202,18 @@ def test_five_steps_of_training(
             record_property(f"{schedule} worst relative difference", worst)
             record_property(f"{schedule} steps judged by float64", by_float64)
     assert not wrong
+
+
+@pytest.mark.parametrize("meshes", [2, 4])
+@pytest.mark.parametrize("schedule", [it for it in NAMES if it not in ("gpipe", "1f1b")])
+def test_five_steps_under_other_schedules(schedule: str, meshes: int, compiled: Path) -> None:
+    runs, stages = training_of_eight_layers(), meshes * chunks_of(schedule)
+    options = f"cluster=cpu:1x{meshes} num-layers=8 num-stages={stages} schedule={schedule}"
+    options += f" num-micro-batches={runs.num_micro_batches}"
+    planned = passes.run(runs.program.lower(MICRO_BATCH), f"alpa{{{options}}}")
+    workers = runtime.WorkerOptions(cache_directory=str(compiled))
+    with runtime.load(planned, executor="ray", workers=workers) as step:
+        assert len(step.program.meshes) == meshes
+        trained = runs.planned(planned_step(runs.program, step))
+        wrong = [wrong_tensors(runs, number, results)[1] for number, results in enumerate(trained)]
+    assert not any(wrong)

@@ -18,6 +18,7 @@ import pytest
 from alpa import passes, runtime
 from alpa.dialects import body, ir, main_function, mpmd, walk
 from alpa.dialects.attributes import read_arguments, read_part
+from alpa.passes.schedules.planned import chunks_of
 from alpa.runtime.cut_array import CutArray
 from alpa.runtime.reference import compare
 
@@ -113,8 +114,8 @@ def numpy_leaves(tree: Any) -> list[np.ndarray]:
 def planned(step: Step, schedule: str, num_layers: int) -> ir.Module:
     return passes.run(
         step.lower(),
-        f"alpa{{cluster=cpu:2x2 num-stages=2 num-layers={num_layers} schedule={schedule} "
-        f"num-micro-batches={NUM_MICRO_BATCHES}}}",
+        f"alpa{{cluster=cpu:2x2 num-stages={2 * chunks_of(schedule)} num-layers={num_layers} "
+        f"schedule={schedule} num-micro-batches={NUM_MICRO_BATCHES}}}",
     )
 
 
@@ -157,7 +158,17 @@ def test_loops_of_split_backwards_equal_plain_jax() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+@pytest.mark.parametrize(
+    "schedule", ["interleaved-1f1b", "zb-v", "v-half", "v-min", "dualpipe-v", "interleaved-1f1b:4"]
+)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_loop_is_cut_between_stages_of_one_mesh(layer: str, schedule: str) -> None:
+    step = Step(8, optax.sgd(0.1, momentum=0.9), layer)
+    check(step, planned(step, schedule, 8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager-1f1b", "zb-h1"])
 @pytest.mark.parametrize("num_layers", [2, 4])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_all_schedules_equal_plain_jax(layer: str, num_layers: int, schedule: str) -> None:

@@ -23,6 +23,7 @@ from alpa.dialects import parse
 from alpa.passes.plan.data import Program
 from alpa.passes.plan.instructions import Instruction
 from alpa.passes.plan.report import PlanReport
+from alpa.passes.schedules.planned import chunks_of
 from alpa.runtime.interpreter import Interpreter, Store
 from alpa.runtime.local import LocalExecutable
 from alpa.runtime.placement import Placement
@@ -33,7 +34,9 @@ from alpa.tools.zoo.program import TrainingProgram, TrainState
 MICRO_BATCH = 4
 PLAN = "alpa{{cluster=cpu:2x4 num-layers=4 num-stages=2 num-micro-batches={}}}"
 FAMILIES = ["gpt", "moe", "wresnet", "t5", "unet", "llama"]
-SCHEDULES = ["gpipe", "1f1b", "zb-h1"]
+SCHEDULES = ["gpipe", "1f1b", "eager-1f1b", "zb-h1"]
+SHARED = ["interleaved-1f1b", "zb-v", "v-half", "v-min", "dualpipe-v"]
+"""Schedules of several stages per mesh."""
 
 
 def looped_step(
@@ -100,6 +103,37 @@ def test_four_micro_batches_equal_plain_jax(
     family: str, schedule: str, changes: dict[str, Any]
 ) -> None:
     check_sgd(family, 4, with_schedule(schedule), **changes)
+
+
+# Four stages on two meshes; the default tier has one schedule of whole backwards on shared meshes,
+# and one that splits them.
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "interleaved-1f1b",
+        "zb-v",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in SHARED[2:]),
+        pytest.param("interleaved-1f1b:1", marks=pytest.mark.slow),
+    ],
+)
+def test_several_stages_per_mesh_equal_plain_jax(schedule: str) -> None:
+    stages = 2 * chunks_of(schedule)
+    check_sgd("gpt", 4, f"{with_schedule(schedule, stages)}".replace("2x4", "2x1"), num_layers=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [*SCHEDULES, *SHARED])
+def test_every_schedule_on_four_meshes_equals_plain_jax(schedule: str) -> None:
+    stages = 4 * chunks_of(schedule)
+    plan = with_schedule(schedule, stages).replace("num-layers=4", "num-layers=8")
+    check_sgd("gpt", 8, plan.replace("2x4", "1x8"), num_layers=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SHARED)
+@pytest.mark.parametrize("family", ["t5", "wresnet"])
+def test_other_families_on_shared_meshes_equal_plain_jax(family: str, schedule: str) -> None:
+    check_sgd(family, 4, with_schedule(schedule, 4))
 
 
 @pytest.mark.parametrize(

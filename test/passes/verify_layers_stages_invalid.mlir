@@ -11,7 +11,7 @@ func.func public @main(%x: !a1 {alpa.role = "batch", alpa.batch_dim = 0 : i64}) 
     mpmd.return %a : tensor<4x8xf32>
   } : (!a1) -> !a1
   %1 = mpmd.transfer %0 : (!a1) -> !a0
-  // expected-error @+1 {{operand 0 of the forward of layer_0 on mesh 0 is made on mesh 1: forward values flow from lower to higher ones}}
+  // expected-error @+1 {{operand 0 of the forward of layer_0 on stage 0 is made on stage 1: forward values flow from lower to higher ones}}
   %2 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"], stage=0> (%1) {alpa.part = "forward"} (%a: tensor<4x8xf32>) {
     mpmd.return %a : tensor<4x8xf32>
   } : (!a0) -> !a0

@@ -459,7 +459,9 @@ def test_wrong_uses_are_refused() -> None:
     for name in ("executor", "intra", "inter", "remat", "loss_reduction"):
         with failing(rf"{name} is 'other'; expected one of .*"):
             parallelize(train_step, **{name: "other"})
-    with failing('"other" is neither the name of a schedule, gpipe, 1f1b or zb-h1, nor a file .*'):
+    with failing(
+        '"other" is neither the name of a schedule, gpipe, .* or dualpipe-v, nor a file .*'
+    ):
         parallelize(train_step, schedule="other")
     with failing(r"num_micro_batches is 'many'; expected a number of at least 1, or auto"):
         parallelize(train_step, num_micro_batches="many")

@@ -97,7 +97,7 @@ def test_options_of_running(option: dict[str, Any], words: str, moves: str) -> N
         ({"schedule": nan}, "schedule is nan, of type float; expected str or list or tuple"),
         (
             {"schedule": "zb"},
-            '"zb" is neither the name of a schedule, gpipe, 1f1b or zb-h1, nor a file',
+            '"zb" is neither the name of a schedule, gpipe, .* or dualpipe-v, nor a file',
         ),
         ({"schedule": [["0F0"], "1F0"]}, "a mesh's list in schedule is '1F0', of type str"),
         ({"schedule": [["0B0", "0F0"]]}, "0B0 depends on 0F0, which mesh 0 runs later"),

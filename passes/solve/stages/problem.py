@@ -171,8 +171,8 @@ class Problem:
             arrays["moved"] = given.moved, (layers, layers, len(given.far))
         if self.hidden is not None:
             arrays["hidden"] = self.hidden, ends[1:]
-            if (self.hidden >= 1).any():
-                raise ValueError("hidden must be less than 1")
+            if (self.hidden > 1).any():
+                raise ValueError("hidden must be at most 1")
         for name, (array, shape) in arrays.items():
             if array.shape != shape:
                 raise ValueError(f"{name} must have shape {shape}, not {array.shape}")

@@ -75,6 +75,7 @@ def test_it_outlives_the_module() -> None:
         inputs=(W, X, K),
         outputs=(F,),
         origins=(Origin("layer_0", 0),),
+        stage=0,
     )
     assert it.values[H].shape == (8,)
     assert it.values[H].dtype == "f32"

@@ -9,8 +9,9 @@ import pytest
 
 from alpa import passes
 from alpa.passes.plan.html import plan_html
+from alpa.passes.plan.limits import limits
 from alpa.passes.plan.report import PlanReport
-from alpa.passes.plan.table import headlines, limits, stage_rows
+from alpa.passes.plan.table import headlines, stage_rows
 
 PROGRAM = """\
 func.func public @main(%w: tensor<64x64xf32>, %x: tensor<8x64xf32>) -> tensor<8x64xf32> {

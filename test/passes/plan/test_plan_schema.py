@@ -14,12 +14,11 @@ from alpa.dialects.attributes import Part
 from alpa.dialects.plan import AccumulateDtype, Dropped, MeshAssignment, SolverReport
 from alpa.passes.plan.report import (
     CollectiveReport,
-    Per,
     PlanReport,
     SolverSummary,
     StageReport,
-    TransferReport,
 )
+from alpa.passes.plan.transfer_report import Per, TransferReport
 from alpa.passes.tried import PlanOutcome, SubmeshOutcome, Tried, TriedPlan, TriedSubmesh
 from test.schemas import read_schema, undescribed
 

@@ -17,8 +17,9 @@ from alpa.dialects.plan import Plan, Schedule
 from alpa.passes.plan.data import DeviceMesh, Fragment, Program, Transfer, Value
 from alpa.passes.plan.instructions import Run, write_script
 from alpa.passes.plan.step_time import simulate, step_seconds
+from alpa.passes.schedules.measure import Costs, measure
 from alpa.passes.schedules.one_stage import stage_list
-from alpa.passes.schedules.planned import in_flight
+from alpa.passes.schedules.planned import in_flight, lists_of
 
 SCHEDULES: list[Schedule] = ["gpipe", "1f1b"]
 Direction = Literal["forward", "backward"]
@@ -310,6 +311,41 @@ def test_t_is_neither_bound_of_1f1b() -> None:
         backward_transfer=(0.0,),
     )
     assert hidden.seconds() == hidden.objective() - 2 == 8 * 8
+
+
+@given(pipelines(backward=True))
+def test_eager_1f1b_receives_beside_its_work(pipeline: Pipeline) -> None:
+    eager = replace(pipeline, schedule="eager-1f1b", update=(0.0,) * len(pipeline.forward))
+    assert eager.backward is not None
+    schedule = lists_of("eager-1f1b", len(eager.forward), eager.num_micro_batches)
+    nothing = (0.0,) * len(eager.forward)
+    costs = Costs(
+        forward=eager.forward,
+        backward_input=eager.backward,
+        backward_weight=nothing,
+        forward_transfer=(0.0, *eager.forward_transfer),
+        backward_transfer=(*eager.backward_transfer, 0.0),
+        update=nothing,
+        held=nothing,
+        kept=nothing,
+    )
+    assert eager.seconds() == measure(schedule, costs).seconds
+
+
+def test_eager_1f1b_hides_transfers() -> None:
+    pipeline = Pipeline(
+        forward=(2.0,) * 4,
+        backward=(2.0,) * 4,
+        update=(0.0,) * 4,
+        forward_transfer=(1.0,) * 3,
+        backward_transfer=(1.0,) * 3,
+        num_micro_batches=16,
+        schedule="1f1b",
+    )
+    eager = replace(pipeline, schedule="eager-1f1b")
+    assert pipeline.seconds() == 111
+    # Each of the 6 transfers of the first micro-batch is waited for, the others are not.
+    assert eager.seconds() == 3 * 6 + 16 * 4
 
 
 def test_forwards_only() -> None:

@@ -21,12 +21,12 @@ CLUSTER = "cpu:2x4"
 
 
 @cache
-def cut() -> str:
+def cut(schedule: str = "1f1b", cluster: str = CLUSTER) -> str:
     """Stages that read from stages other than their neighbours."""
     module = passes.run(
         zoo.get("unet-tiny", optimizer="sgd").lower(2),
         "simplify-trivial-ops,layer-cluster{num-layers=4},stage-mesh-partition"
-        f"{{cluster={CLUSTER} num-stages=4 num-micro-batches={BATCHES} schedule=1f1b}}",
+        f"{{cluster={cluster} num-stages=4 num-micro-batches={BATCHES} schedule={schedule}}}",
     )
     return str(module)
 
@@ -65,12 +65,27 @@ def test_versions_are_those_of_the_instructions_and_one_that_is_on_its_way(
     program = read_planned(module)
     values = values_of(function)
     assert len(values) == len(program.values)
-    results = {result.value for result in program.results}
     # What is sent may not have left yet when the next one is made; and under 1f1b a stage begins a
     # backward in every other round only, so that fewer are waiting.
-    more = 1 if schedule == "gpipe" else 2
+    check_versions(program, values, pose(module), 1 if schedule == "gpipe" else 2)
+
+
+@pytest.mark.parametrize("schedule", ["eager-1f1b", "interleaved-1f1b", "zb-v", "dualpipe-v"])
+def test_versions_of_schedules_whose_lists_are_counted(
+    schedule: Schedule, pose: Callable[[ir.Module], list[MeshProblem]]
+) -> None:
+    module = parse(cut(schedule, "cpu:1x4" if schedule == "eager-1f1b" else "cpu:1x2"))
+    program, function = read_planned(module), main_function(module)
+    check_versions(program, values_of(function), pose(module), 2)
+
+
+def check_versions(
+    program: Program, values: list[ir.Value], meshes: list[MeshProblem], more: int
+) -> None:
+    """Compares the versions of all values with those that the instructions make."""
+    results = {result.value for result in program.results}
     seen: set[str | None] = set()
-    for mesh in pose(module):
+    for mesh in meshes:
         for number, most in most_versions(program, mesh.name).items():
             made = program.parts[number]
             if made in ("forward", "backward") and number not in program.totals | results:
