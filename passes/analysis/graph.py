@@ -224,14 +224,24 @@ def combiner(op: ir.OpView, region: int = 0) -> str | None:
     return first.operation.name if alone and both else None
 
 
-def recipe(op: ir.OpView, outer: Callable[[ir.Value], int], inner: dict[ir.Value, int]) -> Hashable:
+def recipe(
+    op: ir.OpView,
+    outer: Callable[[ir.Value], int],
+    inner: dict[ir.Value, int],
+    ignored: str | None = None,
+) -> Hashable:
     """What an op computes: equal for two ops whose operands are equal by `outer`.
 
-    `inner` numbers the values of the regions around it, downwards from -1.
+    `inner` numbers the values of the regions around it, downwards from -1. `ignored` is an
+    attribute that makes no difference, beside those of the planner.
     """
-    operands = tuple(inner[v] if v in inner else outer(v) for v in op.operands)
+    operands = tuple([inner[v] if v in inner else outer(v) for v in op.operands])
     attributes = frozenset(
-        (name, attr) for name, attr in attributes_of(op) if not name.startswith("alpa.")
+        [
+            (name, attr)
+            for name, attr in attributes_of(op)
+            if name != ignored and not name.startswith("alpa.")
+        ]
     )
     regions: list[Hashable] = []
     for region in op.regions:
@@ -239,21 +249,21 @@ def recipe(op: ir.OpView, outer: Callable[[ir.Value], int], inner: dict[ir.Value
             for argument in block.arguments:
                 inner[argument] = -1 - len(inner)
             for nested in block.operations:
-                regions.append(recipe(nested, outer, inner))
+                regions.append(recipe(nested, outer, inner, ignored))
                 for result in nested.results:
                     inner[result] = -1 - len(inner)
     return (op.name, operands, attributes, tuple(regions), tuple(v.type for v in op.results))
 
 
-def block_recipe(block: ir.Block) -> Hashable:
+def block_recipe(block: ir.Block, ignored: str | None = None) -> Hashable:
     """A key of what a block computes, independent of the names of its values, if it reads no
-    others."""
+    others; see `recipe`."""
     number: dict[ir.Value, int] = {}
     for argument in block.arguments:
         number[argument] = len(number)
     ops: list[Hashable] = [tuple(argument.type for argument in block.arguments)]
     for op in block.operations:
-        ops.append(recipe(op, number.__getitem__, {}))
+        ops.append(recipe(op, number.__getitem__, {}, ignored))
         for result in op.results:
             number[result] = len(number)
     return tuple(ops)

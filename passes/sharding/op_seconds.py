@@ -12,6 +12,7 @@ from alpa.passes.analysis.op_work import Work
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import Device, Share
 from alpa.passes.cost.presets import has_triton
+from alpa.passes.sharding.rules import SHARDING_RULE
 
 
 def block_works(
@@ -88,5 +89,7 @@ class Works:
 
 
 def _key(block: ir.Block, device: Device) -> Hashable:
-    """All that `block_works` depends on."""
-    return device.efficiency is None, has_triton(device.name), block_recipe(block)
+    """All that `block_works` depends on. Sharding rules are no part of it: only some blocks have
+    them."""
+    recipe = block_recipe(block, ignored=SHARDING_RULE)
+    return device.efficiency is None, has_triton(device.name), recipe

@@ -31,7 +31,7 @@ from alpa.passes.base import PassError, UsersCode, check_kind
 from alpa.passes.sharding.linear_algebra import linear_algebra_rule
 from alpa.passes.sharding.padded_ops import with_padding
 
-_ATTRIBUTE = "sdy.sharding_rule"
+SHARDING_RULE = "sdy.sharding_rule"
 _POPULATE = "builtin.module(func.func(sdy-populate-op-sharding-rules))"
 _ELEMENTWISE = ELEMENTWISE_CHLO | ELEMENTWISE_STABLEHLO
 
@@ -96,14 +96,14 @@ def populated(module: ir.Module) -> Generator[RuleOf]:
             rule = rule_of(op)
     """
     # A list: the bindings hash an op by its Python object, of which there may be several.
-    given = [op.operation for op in walk(module.body) if _ATTRIBUTE in op.attributes]
+    given = [op.operation for op in walk(module.body) if SHARDING_RULE in op.attributes]
     try:
         populate(module)
         yield rule_of
     finally:
         for op in walk(module.body):
-            if _ATTRIBUTE in op.attributes and op.operation not in given:
-                del op.attributes[_ATTRIBUTE]
+            if SHARDING_RULE in op.attributes and op.operation not in given:
+                del op.attributes[SHARDING_RULE]
 
 
 def populate(module: ir.Module) -> None:
@@ -121,11 +121,11 @@ def populate(module: ir.Module) -> None:
     finally:
         handler.detach()
     for op in walk(module.body):
-        if isinstance(op, stablehlo.CustomCallOp) and _ATTRIBUTE not in op.attributes:
+        if isinstance(op, stablehlo.CustomCallOp) and SHARDING_RULE not in op.attributes:
             rule = _registered(op)
             if rule is not None:
                 with module.context:
-                    op.attributes[_ATTRIBUTE] = rule.to_attr()
+                    op.attributes[SHARDING_RULE] = rule.to_attr()
 
 
 def rule_of(op: ir.OpView) -> ShardingRule | None:
@@ -141,7 +141,7 @@ def rule_of(op: ir.OpView) -> ShardingRule | None:
 
 
 def _even_rule(op: ir.OpView) -> ShardingRule | None:
-    attr = op.attributes.get(_ATTRIBUTE)
+    attr = op.attributes.get(SHARDING_RULE)
     name = op.operation.name
     if name == "stablehlo.custom_call":
         given = _registered(op) if attr is None else ShardingRule.from_attr(attr)
