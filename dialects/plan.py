@@ -70,7 +70,8 @@ class Dropped(Record):
 class Plan(Record):
     """`alpa.plan`: micro-batches per step, the schedule, predicted seconds and bytes per mesh.
 
-    `estimated_step_seconds` is T of the stages by the costs that they were cut by (`stage_dp.py`).
+    `estimated_step_seconds` is T of the stages by the costs that they were cut by (`stage_dp.py`);
+    under schedules other than GPipe and 1F1B, the simulated step of these stages, without a bound.
     No cut that the options allow has a smaller T than `estimated_step_bound`, unless it uses a
     submesh that was not tried (`dropped`). Each of its stages takes only its compute, split as far
     as each op can be (if less work reaches no larger share of a device's peak). Transfers between
@@ -91,6 +92,10 @@ class Plan(Record):
     cluster: str = entry("", always=True)
     accumulate_dtype: AccumulateDtype = entry("f32")
     dropped: tuple[Dropped, ...] = entry(())
+    runner_up: str = entry("")
+    """the schedule of the second best plan, where several were searched"""
+    runner_up_seconds: float = entry(0.0)
+    """its predicted step"""
 
     def __post_init__(self) -> None:
         is_own = _OWN.fullmatch(self.schedule) or _CHUNKS.fullmatch(self.schedule)

@@ -18,9 +18,11 @@ The first four run once. The other four run on a copy of the layers for each can
   planned first, and if no plan is found, GPipe is not tried. With one micro-batch or one mesh both
   take the same time, and GPipe is not planned. Otherwise stages are cut for GPipe, too. That
   plan is finished only if the cut predicts a shorter step than the plan for 1F1B, and kept if the
-  finished plan's step is shorter. Other schedules are planned where they are asked for. If one
-  splits backwards, `split-backward` runs before `insert-cross-mesh-reshard`, which predicts the
-  step.
+  finished plan's step is shorter. With `schedule=all`, stages are cut for all other schedules, too.
+  The step of each cut is simulated, and up to `_FINISHED` are finished, the shortest first, if at
+  most one plan so far is as short. The plan names the schedule that comes second. Otherwise, other
+  schedules are planned where they are asked for. If a schedule splits backwards, `split-backward`
+  runs before `insert-cross-mesh-reshard`, which predicts the step.
 * **Reserves.** Stages are cut by estimates of their memory. If `ilp-shard-annotate` finds that a
   stage does not fit, stages are cut again with a reserve: the missing share of memory and a little
   more. Further reserves are at least twice the one before, up to `_CUTS` cuts in all. A remark
@@ -83,7 +85,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self, cast
@@ -97,6 +99,7 @@ from alpa.passes.base import (
     NotFasterError,
     Option,
     Pass,
+    PassError,
     Remark,
     RunPass,
     errors_at,
@@ -109,7 +112,7 @@ from alpa.passes.import_hlo import ImportHlo
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.layer_cluster import LayerCluster
 from alpa.passes.place_gradient_reductions import PlaceGradientReductions
-from alpa.passes.schedules.planned import label, splits_backward
+from alpa.passes.schedules.planned import OTHERS, SEARCHED, label, splits_backward
 from alpa.passes.sharding.solved import Solved
 from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
 from alpa.passes.split_backward import SplitBackward
@@ -136,6 +139,8 @@ with sums in f32 needs 1.4 % on its first stage, and is then planned at 106 s pe
 _SLOW = 1.5
 """Times the bound of a step. With all layers rematerialised, forwards run twice, which takes at
 least 4/3 of the bound, and collectives come on top."""
+_FINISHED = 3
+"""plans for other schedules, of `schedule=all`"""
 _WORTH = 0.02
 """Of a step's seconds: the gap of the finished stages is as large (`ilp-shard-annotate`)."""
 
@@ -164,7 +169,8 @@ class Alpa(Driver):
     schedule: str = option(
         "auto",
         "`gpipe`, `1f1b`, another name of docs/schedules.md, or a file with a table of your own; "
-        "`auto` takes the one of the first two with the shorter predicted step",
+        "`auto` takes the one of the first two with the shorter predicted step, `all` the best of "
+        "all with a name",
     )
     faster_than: float | None = option(
         None,
@@ -202,7 +208,7 @@ class Alpa(Driver):
         program = fingerprint(module)
         if self.kept is not None:
             self.kept.program = _copied(module)
-        if self.schedule != "auto":
+        if self.schedule not in SEARCHED:
             with errors_at(main_function(module)):
                 cut = replace(self.cut, schedule=self.schedule).with_schedule()
             self = replace(self, schedule=cut.schedule, cut=cut)
@@ -305,6 +311,22 @@ class _Candidate:
         return self.plan.predicted_step_seconds
 
     @property
+    def trains(self) -> bool:
+        """Whether there are backward parts."""
+        fragments = body(main_function(self.module)).operations
+        return any(read_part(op) == "backward" for op in fragments)
+
+    def note_runner_up(self, other: Plan) -> None:
+        """Writes down the plan that comes second."""
+        noted = replace(
+            self.plan,
+            runner_up=label(other.schedule),
+            runner_up_seconds=other.predicted_step_seconds,
+        )
+        with self.module.context:
+            noted.write(main_function(self.module))
+
+    @property
     def is_partly_rematerialised(self) -> bool:
         """Whether some backward parts compute again what others read."""
         fragments = list(body(main_function(self.module)).operations)
@@ -331,8 +353,47 @@ class _Search:
     def run(self) -> _Candidate:
         """The plan with the shortest predicted step (see the top of the file). Raises PassError."""
         alpa = self.alpa
-        best = self._planned("1f1b" if alpa.schedule == "auto" else alpa.schedule)
-        if alpa.schedule != "auto" or alpa.cut.num_micro_batches == 1 or len(best.meshes) == 1:
+        if alpa.schedule == "all":
+            return self._of_all()
+        if alpa.schedule != "auto":
+            return self._planned(alpa.schedule)
+        return self._or_gpipe(self._planned("1f1b"))
+
+    def _of_all(self) -> _Candidate:
+        """The best plan of all schedules. Raises PassError."""
+        finished: list[_Candidate] = []
+        refused: NoRoomError | None = None
+        try:
+            finished.append(self._or_gpipe(self._planned("1f1b")))
+        except NoRoomError as error:
+            refused = error
+        batches = self.alpa.cut.num_micro_batches
+        if finished and (batches == 1 or not finished[0].trains):
+            return finished[0]
+        cuts: list[_Candidate] = []
+        for schedule in OTHERS if batches > 1 else ():
+            # One that does not admit the numbers, or does not fit, is noted as tried.
+            with suppress(PassError):
+                cut = self._stages(self.alpa.cut, schedule, self.alpa.cut.reserve)
+                if len(cut.meshes) > 1:  # On one mesh all schedules are the same.
+                    cuts.append(cut)
+        for cut in sorted(cuts, key=lambda it: it.step_seconds)[:_FINISHED]:
+            # Those that may come first or second.
+            if sum(it.step_seconds <= cut.step_seconds for it in finished) < 2:
+                with suppress(NoRoomError):
+                    finished.append(self._fitting(self.alpa.cut, cut.plan.schedule, cut))
+        if not finished:
+            assert refused is not None, "1F1B is planned, or refused"
+            raise refused
+        best, *others = sorted(finished, key=lambda it: it.step_seconds)
+        if others:
+            best.note_runner_up(others[0].plan)
+        return best
+
+    def _or_gpipe(self, best: _Candidate) -> _Candidate:
+        """The better one of a plan for 1F1B and of one for GPipe."""
+        alpa = self.alpa
+        if alpa.cut.num_micro_batches == 1 or len(best.meshes) == 1:
             return best
         try:
             other = self._stages(alpa.cut, "gpipe", alpa.cut.reserve)
@@ -447,7 +508,7 @@ class _Search:
         """Notes why a candidate does not fit, if it does not."""
         try:
             yield
-        except NoRoomError as error:
+        except PassError as error:
             self._note(candidate, outcome="infeasible", reason=error.message)
             raise
 

@@ -187,6 +187,10 @@ class PlanReport:
     predicted_step_seconds: float
     predicted_peak_bytes: tuple[int, ...]
     accumulate_dtype: AccumulateDtype
+    runner_up: str
+    """the schedule of the second best plan; empty if only one was finished"""
+    runner_up_seconds: float
+    """its predicted step"""
     dropped: tuple[Dropped, ...]
     """candidates that the search left out because a solver ran out of time or failed"""
     micro_batches: str | None

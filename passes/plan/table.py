@@ -74,6 +74,12 @@ def headlines(report: PlanReport) -> Iterator[str]:
         f"{count_text(batches, 'micro-batch', 'micro-batches')}, "
         f"{report.schedule}, predicted step {seconds_text(report.predicted_step_seconds)}"
     )
+    if report.runner_up and report.predicted_step_seconds:
+        more = percent(report.runner_up_seconds / report.predicted_step_seconds - 1)
+        yield (
+            f"schedules: {report.runner_up} comes second; its plan takes "
+            f"{seconds_text(report.runner_up_seconds)}, {more} longer"
+        )
     if idle:
         yield f"left idle: {count_text(len(idle), 'host')} ({ranges_text(sorted(idle))})"
     if batches > 1:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from alpa.dialects.plan import MeshAssignment
 from alpa.passes.base import MeshOverHostsError
-from alpa.passes.schedules.planned import in_flight
+from alpa.passes.schedules.measure import Costs, measure
+from alpa.passes.schedules.planned import in_flight, lists_of
+from alpa.passes.schedules.work import WorkLists
 from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.merge import Stages
 from alpa.passes.stages.search import Cut
@@ -22,6 +24,41 @@ def check_hosts(program: Clustered, mesh: str, hosts: Sequence[int], over_hosts:
             f"{WITHIN}, and the given mesh {mesh} spans {len(hosts)} hosts; plan for a cluster of "
             "one host, or give other meshes",
         )
+
+
+def schedule_on(program: Clustered, stages: int) -> WorkLists:
+    """The lists of the program's schedule for so many stages. Raises ScheduleError."""
+    plan = program.plan
+    trains = any(origin.part == "backward" for origin in program.origins)
+    return lists_of(plan.schedule, stages, plan.num_micro_batches, has_backward=trains)
+
+
+def simulated_seconds(program: Clustered, cut: Cut) -> float:
+    """Seconds of a step of a cut's stages under the program's schedule (`schedules/measure.py`).
+
+    A third of a stage's estimated seconds is its forward, and a third each of the two parts of its
+    backward. Half of its transfers come from either neighbour.
+    """
+    schedule = schedule_on(program, len(cut.stages))
+    seconds = [
+        float(found.seconds[stage.first, stage.last])
+        for stage, found in zip(cut.stages, cut.candidates, strict=True)
+    ]
+    moved = [max(a - t, 0.0) for a, t in zip(cut.each, seconds, strict=True)]
+    third, half = tuple(t / 3 for t in seconds), [c / 2 for c in moved]
+    nothing = (0.0,) * len(seconds)
+    last = len(seconds) - 1
+    costs = Costs(
+        forward=third if schedule.has_backward else tuple(seconds),
+        backward_input=third,
+        backward_weight=third,
+        forward_transfer=(0.0, *half[1:last], *moved[last:]) if last else nothing,
+        backward_transfer=(*moved[:1], *half[1:last], 0.0) if last else nothing,
+        update=cut.updates,
+        held=nothing,
+        kept=nothing,
+    )
+    return measure(schedule, costs).seconds
 
 
 def stages_of(

@@ -6,8 +6,7 @@ memory: a stage takes up to its even share of its mesh. So all stages get about 
 these schedules need. The schedule then says which mesh each stage is on.
 
 The DP's T is that of a mesh for each stage. Numbers of meshes and logical shapes are compared by
-the simulated schedule instead (`schedules/measure.py`), with the estimated seconds of each stage: a
-third of them is its forward, and a third each of the two parts of its backward.
+the simulated schedule instead (`cut_stages.simulated_seconds`).
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from dataclasses import dataclass, replace
 
 from alpa.dialects.plan import MeshAssignment
 from alpa.passes.base import NoRoomError, PassError
-from alpa.passes.schedules.measure import Costs, measure
-from alpa.passes.schedules.planned import chunks_of, in_flight, label, lists_of
+from alpa.passes.schedules.planned import chunks_of, in_flight, label
 from alpa.passes.schedules.verify import ScheduleError
 from alpa.passes.schedules.work import WorkLists
 from alpa.passes.solve.stages import placement
@@ -27,6 +25,7 @@ from alpa.passes.solve.stages.problem import Problem
 from alpa.passes.stages.class_problem import Submesh
 from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.costing import LayerCosts
+from alpa.passes.stages.cut_stages import schedule_on, simulated_seconds
 from alpa.passes.stages.merge import Stages
 from alpa.passes.stages.policy import logical_shapes, placed
 from alpa.passes.stages.search import Cut, Search
@@ -89,16 +88,16 @@ class SharedMeshes:
                     f"{stages} stages need as many layers, and the program has {program.num_layers}"
                 )
                 continue
-            batches, trains = program.plan.num_micro_batches, _trains(program)
             try:
-                lists = lists_of(schedule, stages, batches, has_backward=trains)
+                lists = schedule_on(program, stages)
             except ScheduleError as error:
                 refused.append(str(error))
                 continue
             found.append((lists, submesh))
         if not found:
             raise PassError(program.function, self._refusal(program, refused))
-        return found
+        # On one mesh there is no pipeline, and stages are of no use.
+        return [it for it in found if it[0].num_meshes > 1] or found
 
     def _refusal(self, program: Clustered, refused: Sequence[str]) -> str:
         """Why there is no number of meshes, and what to do."""
@@ -158,10 +157,6 @@ class SharedMeshes:
         ).run()
 
 
-def _trains(program: Clustered) -> bool:
-    return any(origin.part == "backward" for origin in program.origins)
-
-
 def _stages_of(program: Clustered, schedule: WorkLists, cut: Cut) -> Stages:
     """The stages of a cut on the meshes of the schedule."""
     plan, given, meshes = program.plan, program.given, _placed(program, schedule, cut)
@@ -179,7 +174,7 @@ def _stages_of(program: Clustered, schedule: WorkLists, cut: Cut) -> Stages:
         layer_stage=layer_stage,
         meshes=meshes,
         mesh_of_stage=schedule.mesh_of,
-        seconds=measure(schedule, _costs(cut, trains=schedule.has_backward)).seconds,
+        seconds=simulated_seconds(program, cut),
         peak_bytes=tuple(map(int, peaks)),
         given=given,
         shardings={} if given is None else given.on([mesh.name for mesh in meshes]),
@@ -199,19 +194,3 @@ def _placed(program: Clustered, schedule: WorkLists, cut: Cut) -> list[MeshAssig
         kinds=cut.kinds[:count],
     )
     return placed(first, program.cluster)
-
-
-def _costs(cut: Cut, *, trains: bool) -> Costs:
-    """The estimated seconds of the stages, with their transfers."""
-    third = tuple(seconds / 3 for seconds in cut.each)
-    nothing = (0.0,) * len(cut.each)
-    return Costs(
-        forward=third if trains else cut.each,
-        backward_input=third,
-        backward_weight=third,
-        forward_transfer=nothing,
-        backward_transfer=nothing,
-        update=cut.updates,
-        held=nothing,
-        kept=nothing,
-    )

@@ -8,8 +8,9 @@ longer) and ``u_i`` (seconds of the update), the seconds of a step are
     T = sum_i a_i + (B - 1) max_i b_i + max_i u_i                       (paper, eq. 2, extended)
 
 A stage that has s stages from itself to the last keeps min(B, s) micro-batches in flight under
-1F1B, B under GPipe, and min(B, S) of S stages under ZB-H1; ``max_in_flight`` says whether memory
-admits that (eq. 5). T is that of GPipe and 1F1B under every schedule.
+1F1B, B under GPipe, min(B, 2s - 1) under eager 1F1B, and min(B, S) of S stages under ZB-H1;
+``max_in_flight`` says whether memory admits that (eq. 5). T is that of GPipe and 1F1B under every
+schedule.
 
 **How T relates to the simulated step** (`passes.schedules`), where nothing hides transfers, so that
 b_i = a_i. Let p_i be the seconds of stage i's

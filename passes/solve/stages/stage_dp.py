@@ -317,7 +317,7 @@ class _Table:
         most = min(layers, self._width, problem.num_stages or layers)
         self._by_stage = problem.num_stages is not None or (
             given is None
-            and problem.schedule == "1f1b"
+            and problem.schedule in ("1f1b", "eager-1f1b")
             and bool((problem.max_in_flight[possible] < problem.in_flight(most)).any())
         )
         self._stages = most if self._by_stage else 1

@@ -65,7 +65,7 @@ def problems(draw: st.DrawFn) -> Problem:
         max_in_flight=rng.choice(limits, size),
         c=np.concatenate([np.zeros((1, len(shapes), 2)), rng.random((layers - 1, len(shapes), 2))]),
         num_micro_batches=draw(st.sampled_from([1, 2, 5, 64])),
-        schedule=draw(st.sampled_from(["gpipe", "1f1b", "zb-h1"])),
+        schedule=draw(st.sampled_from(["gpipe", "1f1b", "eager-1f1b", "zb-h1"])),
         hidden=rng.random((len(shapes), 2)) if draw(st.booleans()) else None,
         num_stages=draw(st.sampled_from([None, None, 1, 2, 3])),
         minimise=draw(st.sampled_from(["step", "step", "throughput"])),

@@ -40,7 +40,7 @@ def problems(draw: st.DrawFn) -> Problem:
         c=transfers,
         back=transfers[::-1],
         num_micro_batches=draw(st.sampled_from([1, 4])),
-        schedule=draw(st.sampled_from(["gpipe", "1f1b", "zb-h1"])),
+        schedule=draw(st.sampled_from(["gpipe", "1f1b", "eager-1f1b", "zb-h1"])),
         minimise=draw(st.sampled_from(["step", "throughput"])),
         given=Given(
             mesh_of=mesh_of,

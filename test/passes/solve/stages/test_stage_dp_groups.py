@@ -121,7 +121,7 @@ def problems(draw: st.DrawFn) -> Problem:
         c=into,
         back=back,
         num_micro_batches=draw(st.sampled_from([1, 4, 64])),
-        schedule=draw(st.sampled_from(["gpipe", "1f1b", "zb-h1"])),
+        schedule=draw(st.sampled_from(["gpipe", "1f1b", "eager-1f1b", "zb-h1"])),
         num_stages=draw(st.sampled_from([None, None, 2])),
         minimise=draw(st.sampled_from(["step", "step", "throughput"])),
     )

@@ -1,0 +1,112 @@
+"""The planner's option `schedule=all`: what is searched, finished and taken."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from alpa import passes
+from alpa.dialects import ir, main_function, parse
+from alpa.dialects.plan import Plan
+from alpa.passes.alpa import Alpa
+from alpa.passes.plan.report import PlanReport
+from alpa.passes.plan.table import headlines
+from alpa.passes.schedules.planned import OTHERS
+from alpa.passes.tried import Tried, TriedPlan
+
+WIDTH, LAYERS = 256, 8
+FOUR_MESHES = "cluster=cpu:1x4 mesh-shape=1 num-layers=8"
+
+
+@cache
+def chain(*, trains: bool) -> str:
+    """A chain of equal matrix products, and a step of their training."""
+
+    def loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return jnp.mean(x**2)
+
+    def step(params: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        value, grads = jax.value_and_grad(loss)(params, x)
+        return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], value
+
+    params = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS
+    x = jax.ShapeDtypeStruct((128, WIDTH), jnp.float32)
+    if trains:
+        text = jax.jit(step, donate_argnums=0).lower(params, x).as_text(debug_info=True)
+    else:
+        text = jax.jit(loss).lower(params, x).as_text(debug_info=True)
+        for shape, role in (
+            ("256x256", 'alpa.role = "constant"'),
+            ("128x256", 'alpa.role = "batch", alpa.batch_dim = 0 : i64'),
+        ):
+            argument = rf"(%arg\d+: tensor<{shape}xf32>)( loc\(.*?\))"
+            text = re.sub(argument, rf"\1 {{{role}}}\2", text)
+    return text.replace("tensor<f32> {jax", 'tensor<f32> {alpa.result = "mean", jax')
+
+
+def planned(options: str, *, trains: bool = True) -> tuple[PlanReport, tuple[TriedPlan, ...]]:
+    """The plan, and what was tried for it."""
+    tried: list[Tried] = []
+    module = parse(chain(trains=trains))
+    alpa = Alpa.from_options(dict(option.split("=") for option in options.split()))
+    with module.context, ir.Location.unknown():
+        replace(alpa, on_tried=tried.append).drive(
+            module, lambda *_: None, lambda step, *its: step.run(*its)
+        )
+    return PlanReport.of(module), tried[-1].plans
+
+
+def seconds_under(schedule: str) -> float:
+    module = passes.run(
+        chain(trains=True), f"alpa{{{FOUR_MESHES} num-micro-batches=4 schedule={schedule}}}"
+    )
+    found = Plan.read(main_function(module))
+    assert found is not None
+    return found.predicted_step_seconds
+
+
+def test_all_takes_a_plan_that_is_faster_than_1f1b() -> None:
+    report, tried = planned(f"{FOUR_MESHES} num-micro-batches=4 schedule=all")
+    finished = {it.schedule: it.predicted_step_seconds for it in tried if it.predicted_step_seconds}
+    assert report.schedule in finished
+    assert report.predicted_step_seconds == min(finished.values())
+    assert report.predicted_step_seconds == seconds_under(report.schedule)
+    assert report.predicted_step_seconds < finished["1f1b"] == seconds_under("1f1b")
+    # DualPipeV does not admit four micro-batches of eight stages.
+    refused = {it.schedule: it.reason for it in tried if it.outcome == "infeasible"}
+    assert "needs at least as many micro-batches as stages, 8" in refused["dualpipe-v"]
+    assert {it.schedule for it in tried} == {"1f1b", "gpipe", *OTHERS}
+
+
+def test_a_plan_names_the_schedule_that_comes_second() -> None:
+    report, tried = planned(f"{FOUR_MESHES} num-micro-batches=4 schedule=all")
+    others = {
+        it.predicted_step_seconds: it.schedule
+        for it in tried
+        if it.predicted_step_seconds and it.schedule != report.schedule
+    }
+    assert report.runner_up_seconds == min(others)
+    assert report.runner_up == others[report.runner_up_seconds]
+    share = report.runner_up_seconds / report.predicted_step_seconds - 1
+    line = next(it for it in headlines(report) if it.startswith("schedules: "))
+    assert line.startswith(f"schedules: {report.runner_up} comes second; its plan takes ")
+    assert share > 0.01
+    assert line.endswith(f", {share:.0%} longer") or line.endswith(f", {share:.1%} longer")
+
+
+@pytest.mark.parametrize(("batches", "trains"), [(1, True), (4, False)])
+def test_where_all_schedules_are_the_same_only_the_first_ones_are_planned(
+    batches: int, trains: bool
+) -> None:
+    options = f"{FOUR_MESHES} num-micro-batches={batches} schedule=all"
+    report, tried = planned(options, trains=trains)
+    assert report.schedule == "1f1b"
+    assert {it.schedule for it in tried} <= {"1f1b", "gpipe"}
+    assert report.runner_up == ""
