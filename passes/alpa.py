@@ -377,9 +377,11 @@ class _Search:
                 cut = self._stages(self.alpa.cut, schedule, self.alpa.cut.reserve)
                 if len(cut.meshes) > 1:  # On one mesh all schedules are the same.
                     cuts.append(cut)
-        for cut in sorted(cuts, key=lambda it: it.step_seconds)[:_FINISHED]:
+        enough = len(finished) + _FINISHED
+        for cut in sorted(cuts, key=lambda it: it.step_seconds):
             # Those that may come first or second.
-            if sum(it.step_seconds <= cut.step_seconds for it in finished) < 2:
+            is_short = sum(it.step_seconds <= cut.step_seconds for it in finished) < 2
+            if is_short and len(finished) < enough:
                 with suppress(NoRoomError):
                     finished.append(self._fitting(self.alpa.cut, cut.plan.schedule, cut))
         if not finished:

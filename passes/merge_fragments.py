@@ -50,7 +50,7 @@ apart.
 of what is merged are added up, less the calls and the ops that are saved. Fragments stay apart
 
 * if the second computes layers again (`alpa.remat`): XLA would find that they are there already;
-* if a partial sum crosses;
+* if a partial sum crosses, or they belong to different stages of the mesh;
 * if an update reads what another fragment makes, such as the norm of all gradients;
 * with several micro-batches, if an update reads what the forward part makes, or if that is carried
   from one micro-batch to the next.

@@ -36,7 +36,8 @@ def versions(
         schedule: of a plan.
         stages: on all meshes together.
         batches: micro-batches.
-        maker: what makes the value on the mesh; None if it is received.
+        maker: what makes the value on the mesh; None if it is received. Of a backward, its first
+            part makes what others read.
         readers: what reads it on the mesh.
         sent: what reads it on each of the meshes that it is sent to.
         has_backward: whether the program trains.
@@ -44,8 +45,9 @@ def versions(
     lists, spans = _simulated(schedule, stages, batches, has_backward)
     changes: list[tuple[float, int]] = []
     for m in range(batches):
-        roles = readers if maker is None else readers | {maker}
-        using = [spans[work] for role in roles for work in _works(lists, role, m)]
+        making = [] if maker is None else _works(lists, maker, m)[:1]
+        using = [spans[work] for work in making]
+        using += [spans[work] for role in readers for work in _works(lists, role, m)]
         first = [min(spans[_works(lists, it, m)[0]].end for it in there) for there in sent]
         end = max([*first, *(span.end for span in using)])
         changes += [(min(span.start for span in using), 1), (end, -1)]

@@ -267,3 +267,30 @@ module {
     return %3, %4 : !w, !v
   }
 }
+
+// -----
+
+!w = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
+module {
+  sdy.mesh @mesh_0 = <["a"=1]>
+  // The schedule orders the stages of a mesh: the backward of another one may come later.
+  // CHECK-LABEL: func.func public @two_stages_of_one_mesh
+  // CHECK: mpmd.fragment<mesh="mesh_0", origin=["layer_0"], stage=0>
+  // CHECK: mpmd.fragment<mesh="mesh_0", origin=["layer_1"], stage=1>
+  // CHECK: mpmd.fragment<mesh="mesh_0", origin=["layer_0"(1)], stage=0>
+  func.func public @two_stages_of_one_mesh(%x: !w) -> (!w, !w) attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=1]>>>} {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"], stage=0> (%x) {alpa.part = "forward"} (%a: tensor<8xf32>) {
+      %3 = stablehlo.tanh %a : tensor<8xf32>
+      mpmd.return %3 : tensor<8xf32>
+    } : (!w) -> !w
+    %1 = mpmd.fragment<mesh="mesh_0", origin=["layer_1"], stage=1> (%0) {alpa.part = "forward"} (%a: tensor<8xf32>) {
+      %3 = stablehlo.tanh %a : tensor<8xf32>
+      mpmd.return %3 : tensor<8xf32>
+    } : (!w) -> !w
+    %2 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(1)], stage=0> (%0) {alpa.part = "backward"} (%a: tensor<8xf32>) {
+      %3 = stablehlo.multiply %a, %a : tensor<8xf32>
+      mpmd.return %3 : tensor<8xf32>
+    } : (!w) -> !w
+    return %1, %2 : !w, !w
+  }
+}

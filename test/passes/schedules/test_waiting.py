@@ -48,6 +48,13 @@ def test_what_is_received_is_there_while_it_is_read() -> None:
     assert versions("1f1b", 2, 8, None, both) == 2
 
 
+def test_a_weight_gradient_has_one_version() -> None:
+    # It is added to its sum where it is made, however many backwards are in two parts then.
+    for schedule, stages in (("zb-h1", 4), ("zb-v", 8)):
+        made = (versions(schedule, stages, 8, (s, "backward"), frozenset()) for s in range(stages))
+        assert {*made} == {1}
+
+
 def test_forwards_alone_hand_on() -> None:
     sent = frozenset({frozenset({(1, "forward")})})
     assert versions("zb-v", 4, 4, (0, "forward"), frozenset(), sent, has_backward=False) == 2
