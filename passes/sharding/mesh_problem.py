@@ -154,8 +154,7 @@ class MeshProblem:
     def usages(self) -> list[Held]:
         """What this mesh holds when (`sharding/liveness.py`)."""
         spans, end, versions = self.clock.spans, self.clock.now, self.versions
-        whole = self.clock.micro_batch
-        batches = self.plan.num_micro_batches
+        batches, whole = self.plan.num_micro_batches, self.clock.micro_batch
         first = {v: start for op, (start, _) in reversed(spans.items()) for v in op.operands}
         last = {v: stop for op, (_, stop) in spans.items() for v in op.operands}
         rows, found = partial(buffer, self.graph), list[Held]()
@@ -179,7 +178,8 @@ class MeshProblem:
                 sum_type = self._sums.get(result)
                 is_gradient = batches > 1 and read_part(op) == "backward"
                 if is_gradient or sum_type is not None:  # It is added to an accumulator.
-                    found += rows(kind, result, (0, end), versions.of_sum(result), sum_type)
+                    copies = 1 if sum_type is not None else versions.of_gradient(result)
+                    found += rows(kind, result, (0, end), copies, sum_type)
                 if is_gradient:
                     elsewhere.add(result)
                 elif sum_type is None:

@@ -78,7 +78,7 @@ class Versions:
         count = self.of(value)
         return (whole if self.has_several_stages and count > 1 else span), count
 
-    def of_sum(self, value: ir.Value) -> int:
+    def of_gradient(self, value: ir.Value) -> int:
         """The versions of a gradient, of an activation or of a weight: one, unless stages of one
         mesh lie between those that exchange it."""
         return self.of(value) if self.are_counted else 1
@@ -88,12 +88,13 @@ class Versions:
         maker = value.owner
         made = _part(maker.operands[0].owner if isinstance(maker, mpmd.TransferOp) else maker)
         users = [use.owner for use in value.uses]
-        if any(isinstance(user, func.ReturnOp) for user in users) and made == "update":
+        is_returned = any(isinstance(user, func.ReturnOp) for user in users)
+        if is_returned and made == "update":
             return 1
         if self.are_counted:
-            return self._counted(value)
+            return self.plan.num_micro_batches if is_returned else self._counted(value)
         kept = self.in_flight(self.mesh)
-        if any(isinstance(user, func.ReturnOp) for user in users):
+        if is_returned:
             return kept
         read = {_part(user) for user in users}
         if isinstance(maker, mpmd.TransferOp):
