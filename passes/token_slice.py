@@ -57,7 +57,8 @@ the same.
     }
 
 **Requires**: forward and backward fragments, as `stage-mesh-partition` leaves them, without
-shardings. A dimension of the batch, beside that of the samples, along which the program is causal.
+shardings, for the schedule `gpipe` if there are several micro-batches. A dimension of the batch,
+beside that of the samples, along which the program is causal.
 
 **Ensures**: the same results, but for the order of sums. Each stage has one forward fragment for
 each slice, and one backward fragment, with shapes that depend on the slice's length and its
@@ -68,8 +69,9 @@ of a fragment are its share of those of the whole. A remark says which slices `l
 **Options**: see the fields.
 
 **Fails when** the program is not causal, `lengths` do not add up to a sequence, shardings are
-chosen already, a backward part computes keys and values again (rematerialisation), or, with
-`lengths=auto`, the plan's cluster is not known or `granularity` does not divide a sequence.
+chosen already, a backward part computes keys and values again (rematerialisation), several
+micro-batches are planned for another schedule than `gpipe`, or, with `lengths=auto`, the plan's
+cluster is not known or `granularity` does not divide a sequence.
 """
 
 from __future__ import annotations
@@ -81,10 +83,12 @@ from typing import ClassVar
 from alpa.dialects import body, func, ir, main_function, mpmd
 from alpa.dialects.attributes import read_part
 from alpa.dialects.mpmd_types import MeshTensor
+from alpa.dialects.plan import Plan
 from alpa.passes.analysis.tokens.causal import Causal, causal
 from alpa.passes.base import Pass, PassError, Remark, errors_at, option
 from alpa.passes.plan.attribute import plan_and_any_cluster
 from alpa.passes.plan.text import seconds_text
+from alpa.passes.schedules.planned import label
 from alpa.passes.tokens.estimate import best_slices, spans
 from alpa.passes.tokens.stages import SlicedStages
 
@@ -106,6 +110,7 @@ class TokenSlice(Pass):
         with errors_at(main):
             lengths = None if self.lengths == "auto" else _lengths(self.lengths)
         _check_fragments(main)
+        _check_schedule(main)
         found = causal(main, None if lengths is None else sum(lengths))
         if lengths is None:
             lengths = self._best(module, main, found, remark)
@@ -143,6 +148,22 @@ def _lengths(text: str) -> Sequence[int]:
             f"lengths is '{text}'; expected the tokens of each slice joined by +, such as 24+16+8"
         )
     return [int(word) for word in words]
+
+
+def _check_schedule(main: func.FuncOp) -> None:
+    """Raises PassError where a mesh would hold more micro-batches than the plan counts as memory.
+
+    Each stage and slice has a list of its own, so under 1F1B the first ones wait for the last ones
+    with more micro-batches in flight than there are stages. GPipe holds all of them anyway.
+    """
+    with errors_at(main):
+        plan = Plan.read(main)
+    if plan is not None and plan.num_micro_batches > 1 and plan.schedule != "gpipe":
+        raise PassError(
+            main,
+            f"the schedule is {label(plan.schedule)}, which holds more micro-batches with slices "
+            "than are counted as memory; plan with schedule=gpipe",
+        )
 
 
 def _check_fragments(main: func.FuncOp) -> None:

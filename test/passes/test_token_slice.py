@@ -55,7 +55,7 @@ def staged(
     devices: int = 1,
     remat: str = "none",
 ) -> str:
-    options = f"num-stages={stages} num-micro-batches={micro_batches} schedule=1f1b remat={remat}"
+    options = f"num-stages={stages} num-micro-batches={micro_batches} schedule=gpipe remat={remat}"
     layers = 2 if len(step.parameters) > 4 else 1
     return str(
         alpa.passes.run(
@@ -202,7 +202,7 @@ def test_rematerialised_attention_is_refused() -> None:
 
 def test_the_best_slices_are_no_slower_than_uniform_ones() -> None:
     """Without calls, which take longer than a small model does on a GPU."""
-    options = "num-stages=4 num-micro-batches=1 schedule=1f1b remat=none"
+    options = "num-stages=4 num-micro-batches=1 schedule=gpipe remat=none"
     module = alpa.passes.run(
         zoo.get("gpt-tiny").lower(256),
         "combine-micro-batches,simplify-trivial-ops,layer-cluster{num-layers=4},"
@@ -245,6 +245,12 @@ def test_slices_are_chosen_by_their_latency() -> None:
 def test_options_that_do_not_fit_are_refused(options: str, message: str) -> None:
     with pytest.raises(Exception, match=message):
         alpa.passes.run(staged(of_function("added")), f"token-slice{{{options}}}")
+
+
+def test_a_schedule_that_would_hold_more_is_refused() -> None:
+    text = staged(of_function("added"), micro_batches=2).replace('"gpipe"', '"1f1b"')
+    with pytest.raises(Exception, match=r"the schedule is 1f1b, .* plan with schedule=gpipe"):
+        alpa.passes.run(text, "token-slice{lengths=3+3}")
 
 
 class Encoder(nn.Module):
