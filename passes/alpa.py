@@ -22,7 +22,8 @@ The first four run once. The other four run on a copy of the layers for each can
   The step of each cut is simulated, and up to `_FINISHED` are finished, the shortest first, if at
   most one plan so far is as short. The plan names the schedule that comes second. Otherwise, other
   schedules are planned where they are asked for. If a schedule splits backwards, `split-backward`
-  runs before `insert-cross-mesh-reshard`, which predicts the step.
+  runs before `insert-cross-mesh-reshard`, which predicts the step. For `terapipe`, stages are cut
+  as for GPipe, and then along the sequence by `token-slice`.
 * **Reserves.** Stages are cut by estimates of their memory. If `ilp-shard-annotate` finds that a
   stage does not fit, stages are cut again with a reserve: the missing share of memory and a little
   more. Further reserves are at least twice the one before, up to `_CUTS` cuts in all. A remark
@@ -90,7 +91,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self, cast
 
-from alpa.dialects import body, ir, main_function
+from alpa.dialects import body, func, ir, main_function
 from alpa.dialects.attributes import FORCED, HELD, PROGRAM, read_part, read_remat
 from alpa.dialects.plan import Dropped, MeshAssignment, Plan, read_meshes
 from alpa.passes.base import (
@@ -112,7 +113,7 @@ from alpa.passes.import_hlo import ImportHlo
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.layer_cluster import LayerCluster
 from alpa.passes.place_gradient_reductions import PlaceGradientReductions
-from alpa.passes.schedules.planned import OTHERS, SEARCHED, label, splits_backward
+from alpa.passes.schedules.planned import OTHERS, SEARCHED, TERAPIPE, label, splits_backward
 from alpa.passes.sharding.solved import Solved
 from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
 from alpa.passes.split_backward import SplitBackward
@@ -121,6 +122,7 @@ from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.passes.stages.clustered import even_seconds
 from alpa.passes.stages.costing import LayerCosts
 from alpa.passes.stages.overcommitment import Overcommitment
+from alpa.passes.token_slice import TokenSlice
 from alpa.passes.tried import Tried, TriedPlan
 from alpa.passes.workers import Workers
 
@@ -168,9 +170,9 @@ class Alpa(Driver):
     name: ClassVar[str] = "alpa"
     schedule: str = option(
         "auto",
-        "`gpipe`, `1f1b`, another name of docs/schedules.md, or a file with a table of your own; "
-        "`auto` takes the one of the first two with the shorter predicted step, `all` the best of "
-        "all with a name",
+        "`gpipe`, `1f1b`, another name of docs/schedules.md, `terapipe` (GPipe with token slices), "
+        "or a file with a table of your own; `auto` takes the one of the first two with the "
+        "shorter predicted step, `all` the best of all with a name",
     )
     faster_than: float | None = option(
         None,
@@ -208,6 +210,8 @@ class Alpa(Driver):
         program = fingerprint(module)
         if self.kept is not None:
             self.kept.program = _copied(module)
+        if self.schedule == TERAPIPE:
+            self = self._with_token_slices(main_function(module))
         if self.schedule not in SEARCHED:
             with errors_at(main_function(module)):
                 cut = replace(self.cut, schedule=self.schedule).with_schedule()
@@ -246,6 +250,20 @@ class Alpa(Driver):
         _move(best.module, module)
         with module.context:
             module.operation.attributes[PROGRAM] = ir.StringAttr.get(program)
+
+    def _with_token_slices(self, main: func.FuncOp) -> Self:
+        """The same with stages that are cut along the sequence, once they are known.
+
+        All slices of all micro-batches are held, as under GPipe, and keys and values are kept.
+        """
+        if self.cut.remat == "layer":
+            raise PassError(
+                main,
+                f"schedule={TERAPIPE} keeps the keys and values of all tokens, and remat=layer "
+                "computes them again; leave remat out",
+            )
+        cut = replace(self.cut, remat="none")
+        return replace(self, schedule="gpipe", cut=cut, to_plan=(TokenSlice(), *self.to_plan))
 
     def _check_bound(self, layers: ir.Module, limit: float) -> None:
         """Raises NotFasterError where no plan takes less than `limit` seconds."""

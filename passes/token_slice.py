@@ -71,13 +71,14 @@ of a fragment are its share of those of the whole. A remark says which slices `l
 **Fails when** the program is not causal, `lengths` do not add up to a sequence, shardings are
 chosen already, a backward part computes keys and values again (rematerialisation), several
 micro-batches are planned for another schedule than `gpipe`, or, with `lengths=auto`, the plan's
-cluster is not known or `granularity` does not divide a sequence.
+cluster is not known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import ClassVar
 
 from alpa.dialects import body, func, ir, main_function, mpmd
@@ -103,7 +104,11 @@ class TokenSlice(Pass):
         "tokens of each slice, joined by +, such as 24+16+16+8; auto: those of least latency by "
         "the cost model",
     )
-    granularity: int = option(8, "tokens of which each slice of lengths=auto has a multiple")
+    granularity: int = option(
+        8,
+        "tokens of which each slice of lengths=auto has a multiple; if it does not divide a "
+        "sequence, its greatest common divisor with the length",
+    )
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         main = main_function(module)
@@ -122,15 +127,10 @@ class TokenSlice(Pass):
     ) -> Sequence[int]:
         """The slices of least latency."""
         plan, _ = plan_and_any_cluster(main)
-        if self.granularity < 1 or found.length % self.granularity:
-            raise PassError(
-                main,
-                f"granularity={self.granularity} does not divide the {found.length} tokens of a "
-                "sequence; give a divisor, or lengths",
-            )
-        best, seconds, whole = best_slices(
-            module, found.length, self.granularity, plan.num_micro_batches
-        )
+        if self.granularity < 1:
+            raise PassError(main, f"granularity is {self.granularity}; expected 1 or more tokens")
+        unit = gcd(self.granularity, found.length)
+        best, seconds, whole = best_slices(module, found.length, unit, plan.num_micro_batches)
         remark(
             main.location,
             f"slices of {'+'.join(map(str, best))} tokens: forward and backward of all "

@@ -28,6 +28,8 @@ OTHERS = (*(name for name in NAMES if name not in T_SCHEDULES), "interleaved-1f1
 """Schedules that only `all` searches."""
 _BY_STAGES_BEHIND = ("gpipe", "1f1b", "eager-1f1b")
 """Schedules under which what a stage keeps depends on the stages behind it alone."""
+TERAPIPE = "terapipe"
+"""The name by which users ask for GPipe with token slices. No plan keeps it."""
 
 
 def checked(text: str) -> str:

@@ -17,13 +17,13 @@ import alpa.passes
 import alpa.runtime
 from alpa.dialects import body, ir, main_function, mpmd
 from alpa.dialects.attributes import FLOPS, SECONDS, read_float, read_part
+from alpa.dialects.plan import Plan
 from alpa.passes.tokens.estimate import best_slices, slice_seconds, spans
 from alpa.tools import zoo
 from alpa.tools.zoo.gpt import GPT, GPTConfig
 from test.passes.analysis.tokens.functions import CAUSAL, SIZE, TOKENS
 
 SHARDED = "place-gradient-reductions,ilp-shard-annotate,insert-cross-mesh-reshard"
-SAMPLES = 8
 
 
 class Step(NamedTuple):
@@ -92,9 +92,9 @@ def descent(loss: Callable[..., jax.Array], count: int) -> Callable[..., tuple[j
 
 
 @cache
-def gpt(layers: int = 4) -> Step:
+def gpt(layers: int = 4, hidden: int = 16, samples: int = 8) -> Step:
     config = GPTConfig(
-        hidden_size=16,
+        hidden_size=hidden,
         num_layers=layers,
         num_heads=2,
         vocab_size=32,
@@ -103,7 +103,7 @@ def gpt(layers: int = 4) -> Step:
     )
     model = GPT(config)
     rng = np.random.default_rng(0)
-    batch = [rng.integers(32, size=(SAMPLES, 64)).astype(np.int32) for _ in range(2)]
+    batch = [rng.integers(32, size=(samples, 64)).astype(np.int32) for _ in range(2)]
     variables = model.init(jax.random.key(0), batch[0])
     leaves, tree = jax.tree.flatten(variables)
 
@@ -236,8 +236,7 @@ def test_slices_are_chosen_by_their_latency() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("granularity=4", "granularity=4 does not divide the 6 tokens of a sequence"),
-        ("granularity=0", "granularity=0 does not divide the 6 tokens of a sequence"),
+        ("granularity=0", "granularity is 0; expected 1 or more tokens"),
         ("lengths=3+0+3", "lengths is '3\\+0\\+3'; expected the tokens of each slice joined by +"),
         ("lengths=", "lengths is ''; expected the tokens of each slice"),
     ],
@@ -251,6 +250,45 @@ def test_a_schedule_that_would_hold_more_is_refused() -> None:
     text = staged(of_function("added"), micro_batches=2).replace('"gpipe"', '"1f1b"')
     with pytest.raises(Exception, match=r"the schedule is 1f1b, .* plan with schedule=gpipe"):
         alpa.passes.run(text, "token-slice{lengths=3+3}")
+
+
+TERAPIPE = "schedule=terapipe cluster=cpu:1x2 num-stages=2 num-layers=2 mesh-shape=1"
+
+
+@pytest.mark.slow
+def test_terapipe_plans_token_slices() -> None:
+    remarks: list[str] = []
+    given = lowered(gpt(2, hidden=64, samples=64), 1)
+    options = f"alpa{{{TERAPIPE}}}"
+    planned = alpa.passes.run(given, options, on_remark=lambda _, it: remarks.append(it))
+    (lengths,) = [match[1] for it in remarks if (match := re.match(r"slices of (\S+) tokens", it))]
+    count = len(lengths.split("+"))
+    assert count > 1
+    ops = body(main_function(planned)).operations
+    parts = [read_part(op) for op in ops if isinstance(op, mpmd.FragmentOp)]
+    assert (parts.count("forward"), parts.count("backward")) == (2 * count, 2 * count)
+    whole_plan = alpa.passes.run(given, options.replace("terapipe", "gpipe"))
+    sliced, without = (Plan.read(main_function(it)) for it in (planned, whole_plan))
+    assert sliced is not None
+    assert without is not None
+    assert sliced.predicted_step_seconds < without.predicted_step_seconds
+
+
+def test_terapipe_does_not_rematerialise() -> None:
+    with pytest.raises(Exception, match="remat=layer computes them again"):
+        alpa.passes.run(lowered(of_function("added"), 1), f"alpa{{{TERAPIPE} remat=layer}}")
+
+
+@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=pytest.mark.slow)])
+def test_a_step_with_token_slices_equals_jax(executor: str, request: Any) -> None:
+    if executor == "ray":
+        request.getfixturevalue("ray_cluster")
+    step = of_function("added")
+    options = {"schedule": "terapipe", "num_micro_batches": 2, "executor": executor}
+    with alpa.parallelize(step.run, cluster="cpu:1x2", num_stages=1, **options) as sliced:
+        found = [np.asarray(it) for it in sliced(*step.parameters, *step.batch)]
+    for one, other in zip(found, whole(step), strict=True):
+        assert np.abs(one - other).max() <= 1e-4 * np.abs(other).max()
 
 
 class Encoder(nn.Module):
