@@ -1,7 +1,7 @@
 """Costs of layer classes on many meshes, found side by side in processes of their own.
 
 Posing a mesh's problem takes as long as solving it, so a process does both: it is sent the classes'
-programs as text, with their sharding rules, and keeps what it made of them for the next mesh.
+programs as bytecode, with their sharding rules, and keeps what it made of them for the next mesh.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import alpa.passes
-from alpa.dialects import body, ir, main_function
+from alpa.dialects import body, ir, main_function, mpmd, separate, walk
 from alpa.dialects.attributes import read_arguments, read_results
 from alpa.dialects.plan import Plan
 from alpa.dialects.sharding import ShardingRule
@@ -23,7 +23,7 @@ from alpa.passes.sharding.rules import CUSTOM_CALL_RULES, register_sharding_rule
 from alpa.passes.stages.candidates import PRICES
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
 from alpa.passes.stages.costing import Costing, NoPlanError
-from alpa.passes.stages.layer_classes import layer_classes
+from alpa.passes.stages.layer_classes import LayerClasses, fragment_blocks, layer_classes
 from alpa.passes.workers import Workers
 from alpa.tools import zoo
 
@@ -135,7 +135,7 @@ def test_an_op_that_cannot_be_on_a_mesh_is_an_answer(solver: ClassSolver) -> Non
             costing.begin(Workers(0), (1, 4, (2, 2)), inf)()
 
 
-def test_classes_can_be_sent_as_text(solver: ClassSolver) -> None:
+def test_classes_can_be_sent(solver: ClassSolver) -> None:
     classes = solver.classes
     again = pickle.loads(pickle.dumps(classes))
     assert str(again.module) == str(classes.module)
@@ -211,3 +211,23 @@ def test_only_forward_runs_are_bounded_on_a_slow_mesh(training: ClassSolver) -> 
     assert not training.posed
     least = training.pose(*mesh).least_seconds("forward", np.zeros(len(forward)))
     np.testing.assert_allclose(bound.seconds - backward, least, rtol=1e-9)
+
+
+def test_work_is_found_once_for_computations_fragments_and_processes(solver: ClassSolver) -> None:
+    """Fragments of classes have sharding rules, computations do not; a copy is given the work."""
+    classes, device = solver.classes, solver.cluster.device
+    (reader, *_), (block, *_) = classes.readers(device), fragment_blocks(classes.classes[0])
+    plain = separate(classes.module.operation)
+    for op in walk(plain.body):
+        if "sdy.sharding_rule" in op.attributes:
+            del op.attributes["sdy.sharding_rule"]
+    same = next(op for op in walk(plain.body) if isinstance(op, mpmd.FragmentOp))
+    assert classes.works.of(body(same), device) is classes.works.of(block, device)
+    known = classes.known_works(device)
+    copy: LayerClasses = pickle.loads(pickle.dumps(classes))
+    with copy.module.context:
+        copy.take_works(device, known)
+        copy.read(device)
+        assert copy.known_works(device) == known
+        (mine, *_), (other, *_) = copy.readers(device), fragment_blocks(copy.classes[0])
+        assert [op.work for op in mine.ops(other)] == [op.work for op in reader.ops(block)]
