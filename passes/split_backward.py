@@ -309,7 +309,7 @@ def _count_kept(module: ir.Module) -> None:
     cluster = cluster_here(plan.cluster)
     peaks: list[int] = []
     for number, (mesh, peak) in enumerate(zip(meshes, plan.predicted_peak_bytes, strict=True)):
-        left, more = 0, 0
+        bytes_of: dict[int, int] = {}
         for stage in (s for s, its in schedule.mesh_of.items() if its == number):
             halves = [
                 f
@@ -318,9 +318,9 @@ def _count_kept(module: ir.Module) -> None:
             ]
             made = {v for f in halves if f.half == "input" for v in f.outputs}
             kept = made & {v for f in halves if f.half == "weight" for v in f.inputs}
-            waiting = weights_left(schedule, stage)
-            left, more = left + waiting, more + waiting * sum(map(program.local_bytes, kept))
-        peaks.append(peak + more)
+            bytes_of[stage] = sum(map(program.local_bytes, kept))
+        left = weights_left(schedule, number)
+        peaks.append(peak + weights_left(schedule, number, bytes_of))
         memory = None if cluster is None else cluster.of(mesh.hosts).device.memory
         if memory is not None and peak <= memory < peaks[-1]:
             raise NoRoomError(
