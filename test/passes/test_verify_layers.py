@@ -75,7 +75,8 @@ def test_faults_in_a_plan(planned: str, old: str, new: str, message: str) -> Non
 
 def test_stages_that_are_no_intervals_in_order(planned: str) -> None:
     text = exchanged(planned, '"layer_0"', '"layer_1"').replace("update_0", "update_1")
-    with pytest.raises(ir.MLIRError, match="layer_1 is on mesh_0 and layer_0 before it on mesh_1"):
+    message = "layer_1 is in stage 0 on mesh_0, and layer_0 before it in stage 1 on mesh_1"
+    with pytest.raises(ir.MLIRError, match=message):
         passes.run(text, "verify-layers")
 
 
