@@ -112,7 +112,9 @@ def _rematerialise(
         else:
             outside[argument] = operand
     *own, end = body(backward).operations
-    activations = {v for v, outer in outside.items() if outer not in states}
+    # An op with a kept result and one that is not kept makes both again.
+    made = {value for o in again for value in graph.ops[o].results}
+    activations = {v for v, outer in outside.items() if outer not in states and v not in made}
     ops = segments.in_order(graph, again, cuts, own, set(end.operands), activations)
     larger = _computation(backward, list(ops), list(end.operands), outside)
     if again:

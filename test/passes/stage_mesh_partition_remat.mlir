@@ -216,3 +216,50 @@ func.func public @blocks(
   } : (!n, !w, !w, !w, !v) -> !n
   return %y, %g : !n, !n
 }
+
+// -----
+
+// The sort has a result that the forward part returns, and one that only the backward part reads. It
+// is computed again, so that the first block's barrier takes the layer's input, not what it sorts.
+!n = tensor<8x8xf32>
+!w = tensor<8x64xf32>
+!v = tensor<64x8xf32>
+// CHECK-LABEL: module {
+// CHECK: mpmd.fragment<mesh="mesh_0", origin=["layer_0"(1)], stage=0>
+// CHECK: %[[J:.*]] = stablehlo.dot_general
+// CHECK: %[[K:.*]]:2 = stablehlo.optimization_barrier %[[I:.*]], %{{.*}}
+// CHECK-NEXT: %[[S:.*]]:2 = "stablehlo.sort"(%[[K]]#0, %[[K]]#0)
+// CHECK: stablehlo.dot_general %[[S]]#0
+// CHECK: stablehlo.multiply %{{.*}}, %[[S]]#1
+func.func public @one_result_is_kept(
+    %x: !n {alpa.role = "batch", alpa.batch_dim = 0 : i64},
+    %w: !w {alpa.role = "state"}, %v: !v {alpa.role = "state"}, %d: !n) -> (!n, !n, !n) {
+  %y, %k, %c0, %c1, %t = mpmd.named_computation<"layer_0"(0)> (%x, %w, %v) (%u: !n, %a: !w, %b: !v) {
+    %s:2 = "stablehlo.sort"(%u, %u) <{dimension = 1 : i64}> ({
+    ^bb0(%p: tensor<f32>, %q: tensor<f32>, %r: tensor<f32>, %z: tensor<f32>):
+      %c = stablehlo.compare LT, %p, %q : (tensor<f32>, tensor<f32>) -> tensor<i1>
+      stablehlo.return %c : tensor<i1>
+    }) : (!n, !n) -> (!n, !n)
+    %0 = stablehlo.dot_general %s#0, %a, contracting_dims = [1] x [0] : (!n, !w) -> !w
+    %1 = stablehlo.sine %0 : !w
+    %2 = stablehlo.cosine %0 : !w
+    %3 = stablehlo.dot_general %1, %b, contracting_dims = [1] x [0] : (!w, !v) -> !n
+    %4 = stablehlo.dot_general %3, %a, contracting_dims = [1] x [0] : (!n, !w) -> !w
+    %5 = stablehlo.sine %4 : !w
+    %6 = stablehlo.cosine %4 : !w
+    %7 = stablehlo.dot_general %5, %b, contracting_dims = [1] x [0] : (!w, !v) -> !n
+    mpmd.return %7, %s#0, %2, %6, %s#1 : !n, !n, !w, !w, !n
+  } : (!n, !w, !v) -> (!n, !n, !w, !w, !n)
+  %g = mpmd.named_computation<"layer_0"(1)> (%d, %c0, %c1, %t, %w, %v)
+      (%e: !n, %r0: !w, %r1: !w, %m: !n, %a: !w, %b: !v) {
+    %0 = stablehlo.dot_general %e, %b, contracting_dims = [1] x [1] : (!n, !v) -> !w
+    %1 = stablehlo.multiply %0, %r1 : !w
+    %2 = stablehlo.dot_general %1, %a, contracting_dims = [1] x [1] : (!w, !w) -> !n
+    %3 = stablehlo.dot_general %2, %b, contracting_dims = [1] x [1] : (!n, !v) -> !w
+    %4 = stablehlo.multiply %3, %r0 : !w
+    %5 = stablehlo.dot_general %4, %a, contracting_dims = [1] x [1] : (!w, !w) -> !n
+    %6 = stablehlo.multiply %5, %m : !n
+    mpmd.return %6 : !n
+  } : (!n, !w, !w, !n, !w, !v) -> !n
+  return %y, %k, %g : !n, !n, !n
+}
