@@ -11,7 +11,8 @@ The passes, and why in this order:
 7. `ilp-shard-annotate` needs the mesh of each op, and gives both ends of a transfer shardings.
 8. `insert-cross-mesh-reshard` chooses each transfer by the shardings at its two ends.
 
-The first four run once. The other four run on a copy of the layers for each candidate:
+The first four run once. The other four run on a copy of the layers for each candidate
+(`plan_search.py`, which has the constants, too):
 
 * **Schedules.** 1F1B keeps at most as many micro-batches in flight as GPipe on each stage, and both
   run the same work in as many rounds. So a plan that fits under GPipe fits under 1F1B: 1F1B is
@@ -85,18 +86,14 @@ can be faster than `faster-than`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, ClassVar, Self, cast
+from typing import ClassVar, Self, cast
 
-from alpa.dialects import body, func, ir, main_function
-from alpa.dialects.attributes import FORCED, HELD, PROGRAM, read_part, read_remat
-from alpa.dialects.plan import Dropped, MeshAssignment, Plan, read_meshes
+from alpa.dialects import func, ir, main_function
+from alpa.dialects.attributes import FORCED, HELD, PROGRAM
 from alpa.passes.base import (
     Driver,
-    NoRoomError,
     NotFasterError,
     Option,
     Pass,
@@ -113,38 +110,20 @@ from alpa.passes.import_hlo import ImportHlo
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.layer_cluster import LayerCluster
 from alpa.passes.place_gradient_reductions import PlaceGradientReductions
-from alpa.passes.schedules.planned import OTHERS, SEARCHED, TERAPIPE, label, splits_backward
-from alpa.passes.sharding.solved import Solved
+from alpa.passes.plan_search import PlanSearch, copied
+from alpa.passes.schedules.planned import SEARCHED, TERAPIPE
 from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
-from alpa.passes.split_backward import SplitBackward
 from alpa.passes.split_loops import SplitLoops
 from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.passes.stages.clustered import even_seconds
-from alpa.passes.stages.costing import LayerCosts
-from alpa.passes.stages.overcommitment import Overcommitment
 from alpa.passes.token_slice import TokenSlice
-from alpa.passes.tried import Tried, TriedPlan
+from alpa.passes.tried import Tried
 from alpa.passes.workers import Workers
 
 _TO_LAYERS = (ImportHlo, CombineMicroBatches, SimplifyTrivialOps, SplitLoops, LayerCluster)
 _TO_PLAN = (PlaceGradientReductions, IlpShardAnnotate, InsertCrossMeshReshard)
 STEPS: tuple[type[Pass], ...] = (*_TO_LAYERS, StageMeshPartition, *_TO_PLAN)
 """The passes in their order."""
-
-_CUTS = 5
-_MORE = 0.01
-"""Of a device's memory, to reserve beside what was missing."""
-_OVER = 0.03
-"""Of a device's memory, that stages may exceed by their estimates. GPT-39B on 64 V100s of 16 GiB
-with sums in f32 needs 1.4 % on its first stage, and is then planned at 106 s per step, not 174 s.
-"""
-_SLOW = 1.5
-"""Times the bound of a step. With all layers rematerialised, forwards run twice, which takes at
-least 4/3 of the bound, and collectives come on top."""
-_FINISHED = 3
-"""plans for other schedules, of `schedule=all`"""
-_WORTH = 0.02
-"""Of a step's seconds: the gap of the finished stages is as large (`ilp-shard-annotate`)."""
 
 
 @dataclass
@@ -209,7 +188,7 @@ class Alpa(Driver):
     def drive(self, module: ir.Module, remark: Remark, run_pass: RunPass) -> None:
         program = fingerprint(module)
         if self.kept is not None:
-            self.kept.program = _copied(module)
+            self.kept.program = copied(module)
         if self.schedule == TERAPIPE:
             self = self._with_token_slices(main_function(module))
         if self.schedule not in SEARCHED:
@@ -233,12 +212,19 @@ class Alpa(Driver):
         with errors_at(main_function(module)):
             workers = Workers(self.cut.processes)
         with workers:
-            search = _Search(
-                alpa=self, layers=module, costs=costs, workers=workers, run_pass=run_checked
+            search = PlanSearch(
+                schedule=self.schedule,
+                cut=self.cut,
+                steps=self.to_plan,
+                keeps_stages=self.kept is not None,
+                layers=module,
+                costs=costs,
+                workers=workers,
+                run_pass=run_checked,
             )
             best = search.run()
         if self.kept is not None:
-            self.kept.layers = _copied(module)
+            self.kept.layers = copied(module)
             self.kept.stages = best.stages[-1]
             schedule = best.plan.schedule
             self.kept.cut = replace(self.cut, schedule=schedule, costs=costs, is_checked=True)
@@ -286,7 +272,7 @@ def fingerprint(module: ir.Module) -> str:
     """
     given = [it for it in (HELD, FORCED) if it in main_function(module).attributes]
     if given:
-        module = _copied(module)
+        module = copied(module)
         for name in given:
             del main_function(module).attributes[name]
     text = cast(str, module.operation.get_asm(enable_debug_info=False))
@@ -297,268 +283,6 @@ def planned_for(module: ir.Module) -> str | None:
     """The fingerprint of the program that a module is the plan of, if it says so."""
     attr = module.operation.attributes.get(PROGRAM)
     return attr.value if isinstance(attr, ir.StringAttr) else None
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """A copy of the layers on its way to a plan."""
-
-    module: ir.Module
-    number: int = 0
-    """in the order of the search"""
-    remarks: list[tuple[ir.Location, str]] = field(default_factory=list[tuple[ir.Location, str]])
-    stages: list[ir.Module] = field(default_factory=list[ir.Module])
-    """a copy before shardings are chosen, where later questions need it"""
-
-    def remark(self, location: ir.Location, message: str) -> None:
-        self.remarks.append((location, message))
-
-    @property
-    def plan(self) -> Plan:
-        """What is known so far; numbers that are not are 0."""
-        return Plan.read(main_function(self.module)) or Plan()
-
-    @property
-    def meshes(self) -> list[MeshAssignment]:
-        """Those of the stages."""
-        return read_meshes(main_function(self.module))
-
-    @property
-    def step_seconds(self) -> float:
-        """Predicted, by what is known so far."""
-        return self.plan.predicted_step_seconds
-
-    @property
-    def trains(self) -> bool:
-        """Whether there are backward parts."""
-        fragments = body(main_function(self.module)).operations
-        return any(read_part(op) == "backward" for op in fragments)
-
-    def note_runner_up(self, other: Plan) -> None:
-        """Writes down the plan that comes second."""
-        noted = replace(
-            self.plan,
-            runner_up=label(other.schedule),
-            runner_up_seconds=other.predicted_step_seconds,
-        )
-        with self.module.context:
-            noted.write(main_function(self.module))
-
-    @property
-    def is_partly_rematerialised(self) -> bool:
-        """Whether some backward parts compute again what others read."""
-        fragments = list(body(main_function(self.module)).operations)
-        backwards = [op for op in fragments if read_part(op) == "backward"]
-        layers = [len(ir.ArrayAttr(op.attributes["origin"])) for op in backwards]
-        again = [len(read_remat(op)) for op in backwards]
-        return 0 < sum(again) < sum(layers)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Search:
-    alpa: Alpa
-    layers: ir.Module
-    costs: LayerCosts
-    """of all candidates' layers, which are the same"""
-    workers: Workers
-    """processes of all passes"""
-    run_pass: RunPass
-    solved: Solved = field(default_factory=Solved)
-    """the meshes of all candidates"""
-    plans: list[TriedPlan] = field(default_factory=list[TriedPlan])
-    """what has become of the candidates, by their numbers"""
-
-    def run(self) -> _Candidate:
-        """The plan with the shortest predicted step (see the top of the file). Raises PassError."""
-        alpa = self.alpa
-        if alpa.schedule == "all":
-            return self._of_all()
-        if alpa.schedule != "auto":
-            return self._planned(alpa.schedule)
-        return self._or_gpipe(self._planned("1f1b"))
-
-    def _of_all(self) -> _Candidate:
-        """The best plan of all schedules. Raises PassError."""
-        finished: list[_Candidate] = []
-        refused: NoRoomError | None = None
-        try:
-            finished.append(self._or_gpipe(self._planned("1f1b")))
-        except NoRoomError as error:
-            refused = error
-        batches = self.alpa.cut.num_micro_batches
-        if finished and (batches == 1 or not finished[0].trains):
-            return finished[0]
-        cuts: list[_Candidate] = []
-        for schedule in OTHERS if batches > 1 else ():
-            # One that does not admit the numbers, or does not fit, is noted as tried.
-            with suppress(PassError):
-                cut = self._stages(self.alpa.cut, schedule, self.alpa.cut.reserve)
-                if len(cut.meshes) > 1:  # On one mesh all schedules are the same.
-                    cuts.append(cut)
-        enough = len(finished) + _FINISHED
-        for cut in sorted(cuts, key=lambda it: it.step_seconds):
-            # Those that may come first or second.
-            is_short = sum(it.step_seconds <= cut.step_seconds for it in finished) < 2
-            if is_short and len(finished) < enough:
-                with suppress(NoRoomError):
-                    finished.append(self._fitting(self.alpa.cut, cut.plan.schedule, cut))
-        if not finished:
-            assert refused is not None, "1F1B is planned, or refused"
-            raise refused
-        best, *others = sorted(finished, key=lambda it: it.step_seconds)
-        if others:
-            best.note_runner_up(others[0].plan)
-        return best
-
-    def _or_gpipe(self, best: _Candidate) -> _Candidate:
-        """The better one of a plan for 1F1B and of one for GPipe."""
-        alpa = self.alpa
-        if alpa.cut.num_micro_batches == 1 or len(best.meshes) == 1:
-            return best
-        try:
-            other = self._stages(alpa.cut, "gpipe", alpa.cut.reserve)
-            if other.step_seconds >= best.step_seconds:
-                return best
-            self._finish(other)
-        except NoRoomError as error:
-            best.remark(error.location, f"gpipe is left out of the search: {error.message}")
-            if error.missing is None:
-                _write_dropped(best.module, Dropped(what="gpipe", reason=error.message))
-            return best
-        return other if other.step_seconds < best.step_seconds else best
-
-    def _planned(self, schedule: str) -> _Candidate:
-        """The plan with the shortest predicted step under a schedule. Raises PassError."""
-        cut = self.alpa.cut
-        best = self._best(cut, schedule)
-        if cut.remat != "auto" or not best.is_partly_rematerialised:
-            return best
-        plan = best.plan
-        is_slow = best.step_seconds >= _SLOW * plan.estimated_step_bound
-        if not is_slow or best.step_seconds > (1 - _WORTH) * plan.estimated_step_seconds:
-            return best
-        try:
-            other = self._best(replace(cut, remat="layer"), schedule)
-        except NoRoomError:
-            return best
-        return min(best, other, key=lambda it: it.step_seconds)
-
-    def _best(self, step: StageMeshPartition, schedule: str) -> _Candidate:
-        """The better plan of two: of stages cut for the memory that there is, and for more."""
-        over = Overcommitment(share=_OVER, worth=_WORTH)
-        first = self._cut(replace(step, over=over), schedule, step.reserve)
-        if isinstance(first, NoRoomError) or over.within is None:
-            return self._fitting(step, schedule, first)
-        try:
-            self._finish(first)
-        except NoRoomError:
-            return self._fitting(step, schedule, self._cut(step, schedule, step.reserve))
-        if first.step_seconds <= over.within:
-            return first
-        fitting = self._fitting(step, schedule, self._cut(step, schedule, step.reserve))
-        return min(first, fitting, key=lambda it: it.step_seconds)
-
-    def _cut(
-        self, step: StageMeshPartition, schedule: str, reserve: float
-    ) -> _Candidate | NoRoomError:
-        """A copy of the layers, cut into stages, or why no stages fit."""
-        try:
-            return self._stages(step, schedule, reserve)
-        except NoRoomError as error:
-            return error
-
-    def _fitting(
-        self, step: StageMeshPartition, schedule: str, candidate: _Candidate | NoRoomError
-    ) -> _Candidate:
-        """The plan of the first stages that fit, from those that are cut without more reserve."""
-        reserve, again = step.reserve, list[tuple[ir.Location, str]]()
-        refused: NoRoomError | None = None
-        for number in range(_CUTS):
-            if number:
-                candidate = self._cut(step, schedule, reserve)
-            if isinstance(candidate, NoRoomError):
-                raise refused or candidate
-            try:
-                self._finish(candidate)
-            except NoRoomError as error:
-                refused = refused or error
-                reserve += max(reserve, (error.missing or 0.0) + _MORE)
-                reason = error.message.partition(";")[0]
-                text = f"{reason}: stages are cut again with reserve={reserve:.3f}"
-                again.append((error.location, text))
-            else:
-                candidate.remarks[:0] = again
-                return candidate
-        assert refused is not None
-        raise refused
-
-    def _stages(self, step: StageMeshPartition, schedule: str, reserve: float) -> _Candidate:
-        """A copy of the layers, cut into stages."""
-        candidate = _Candidate(_copied(self.layers), len(self.plans))
-        cut = replace(
-            step, schedule=schedule, reserve=reserve, costs=self.costs, workers=self.workers
-        )
-        self.plans.append(
-            TriedPlan(schedule=label(schedule), remat=step.remat, reserve=reserve, outcome="pruned")
-        )
-        with self._noting_refusal(candidate):
-            self.run_pass(cut, candidate.module, candidate.remark)
-        if step.over is not None and step.over.within is not None:
-            self._note(candidate, reserve=reserve - step.over.share)
-        self._note(candidate, estimated_step_seconds=candidate.step_seconds)
-        return candidate
-
-    def _finish(self, candidate: _Candidate) -> None:
-        """Makes a plan of stages."""
-        if self.alpa.kept is not None:
-            candidate.stages.append(_copied(candidate.module))
-        with self._noting_refusal(candidate):
-            for step in self.to_plan:
-                is_sharded = isinstance(step, InsertCrossMeshReshard)
-                if is_sharded and splits_backward(candidate.plan.schedule):
-                    self.run_pass(SplitBackward(), candidate.module, candidate.remark)
-                if isinstance(step, IlpShardAnnotate):
-                    step = replace(step, workers=self.workers)
-                self.run_pass(step, candidate.module, candidate.remark)
-        seconds = candidate.step_seconds
-        self._note(candidate, outcome="slower", predicted_step_seconds=seconds)
-
-    @contextmanager
-    def _noting_refusal(self, candidate: _Candidate) -> Generator[None]:
-        """Notes why a candidate does not fit, if it does not."""
-        try:
-            yield
-        except PassError as error:
-            self._note(candidate, outcome="infeasible", reason=error.message)
-            raise
-
-    def _note(self, candidate: _Candidate, **known: Any) -> None:
-        """Notes what is known of a candidate now."""
-        self.plans[candidate.number] = replace(self.plans[candidate.number], **known)
-
-    def tried_until(self, best: _Candidate) -> Tried:
-        """What was tried until the best candidate was known."""
-        self._note(best, outcome="taken")
-        return Tried(submeshes=self.costs.tried(), plans=tuple(self.plans))
-
-    @cached_property
-    def to_plan(self) -> tuple[Pass, ...]:
-        """The passes that make a plan of stages, which share the solutions of meshes."""
-        return tuple(
-            replace(step, solved=self.solved) if isinstance(step, IlpShardAnnotate) else step
-            for step in self.alpa.to_plan
-        )
-
-
-def _write_dropped(module: ir.Module, dropped: Dropped) -> None:
-    plan = Plan.read(main_function(module)) or Plan()
-    with module.context:
-        replace(plan, dropped=(*plan.dropped, dropped)).write(main_function(module))
-
-
-def _copied(module: ir.Module) -> ir.Module:
-    # The bindings give an op; as a view it has all that a pass uses of a module.
-    return cast(ir.Module, module.operation.clone().opview)
 
 
 def _move(source: ir.Module, target: ir.Module) -> None:
