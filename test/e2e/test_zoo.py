@@ -96,7 +96,7 @@ def with_schedule(schedule: str, num_stages: int = 2) -> str:
     [
         ("wresnet", "1f1b", {"stage_sizes": (1, 1)}),
         pytest.param("t5", "gpipe", {"num_layers": 1}, marks=pytest.mark.slow),
-        ("gpt", "zb-h1", {"num_layers": 2}),
+        pytest.param("gpt", "zb-h1", {"num_layers": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_four_micro_batches_equal_plain_jax(
@@ -110,9 +110,8 @@ def test_four_micro_batches_equal_plain_jax(
 @pytest.mark.parametrize(
     "schedule",
     [
-        "interleaved-1f1b",
         "zb-v",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in SHARED[2:]),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in SHARED if name != "zb-v"),
         pytest.param("interleaved-1f1b:1", marks=pytest.mark.slow),
     ],
 )
@@ -172,6 +171,7 @@ def with_plan(loaded: LocalExecutable, **changes: Any) -> LocalExecutable:
     return LocalExecutable(placement, loaded.stages)
 
 
+@pytest.mark.slow
 def test_meshes_of_unequal_size() -> None:
     """Meshes of two, one and one devices: four devices have no other cut in three stages."""
     check_unequal_meshes("gpt", "cpu:1x4", 3, num_layers=2)

@@ -200,6 +200,7 @@ def test_rematerialised_attention_is_refused() -> None:
         alpa.passes.run(text, "token-slice{lengths=32+32}")
 
 
+@pytest.mark.slow
 def test_the_best_slices_are_no_slower_than_uniform_ones() -> None:
     """Without calls, which take longer than a small model does on a GPU."""
     options = "num-stages=4 num-micro-batches=1 schedule=gpipe remat=none"

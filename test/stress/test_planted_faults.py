@@ -25,6 +25,7 @@ def no_fault() -> Fault:
     return Fault(name="none", where="nowhere", plant=Sound.without_fault)
 
 
+@pytest.mark.slow
 def test_three_planted_faults_are_found() -> None:
     chosen = [
         by_name("an all-reduce is dropped"),

@@ -155,6 +155,7 @@ def objective(options: str) -> float:
     return report.objective
 
 
+@pytest.mark.slow
 def test_gamma_discounts_the_messages_of_gradients() -> None:
     one, half, tenth = (objective(f"costs=tapas gamma={gamma}") for gamma in (1.0, 0.5, 0.1))
     # Data parallelism has messages in backward and update. Their latency is not discounted.

@@ -100,6 +100,7 @@ ENDS = """
 """
 
 
+@pytest.mark.slow
 def test_the_caller_exits(training: Any, tmp_path: Path) -> None:
     """Nothing but the save refers to the workers. The interpreter waits for it before Ray ends."""
     code, address = textwrap.dedent(ENDS), ray.get_runtime_context().gcs_address

@@ -197,6 +197,7 @@ def test_the_bound_of_the_relaxation_is_below_the_optimum(seed):
     verify(problem, relaxed)
 
 
+@pytest.mark.slow
 def test_the_same_answer_every_time():
     assert {solve(large(0)).choice for _ in range(3)} == {solve(large(0)).choice}
 
