@@ -122,6 +122,8 @@ COLLECTIVES = _names(
     "stablehlo", "all_gather all_reduce all_to_all collective_permute reduce_scatter"
 )
 
+SHARD_MAP_CALLS = ("SPMDFullToShardShape", "SPMDShardToFullShape")
+"""GSPMD's `shard_map` begins and ends with them."""
 SHARDING_CALLS = ("Sharding", "xla.sdy.FuncResultSharding")
 """They return their operand. XLA writes the second where Shardy's shardings of results are exported
 in a module that GSPMD can read, too."""

@@ -15,12 +15,12 @@ from alpa.dialects.attributes import call_target
 from alpa.dialects.sharding import Mesh, Sharding
 from alpa.dialects.symbols import named_meshes
 from alpa.passes.analysis.graph import inner_ops, replace_op, replace_operands, used_values
+from alpa.passes.analysis.op_kinds import SHARD_MAP_CALLS
 from alpa.passes.base import PassError
 from alpa.passes.imports.tilings import Tiling, mesh_of, sharding_over
 from alpa.passes.sharding.manual import local_type, manual_computation
 
-_ENTRY = "SPMDFullToShardShape"
-_EXIT = "SPMDShardToFullShape"
+_ENTRY, _EXIT = SHARD_MAP_CALLS
 _SHARDING = "mhlo.sharding"
 _MANUAL = "{manual}"
 _PARTITIONS = "mhlo.num_partitions"
@@ -147,7 +147,7 @@ class _Block:
         _sort(self.block)
 
     def _regions(self) -> list[_Region]:
-        """The regions, in the order of their first op."""
+        """The regions, those without ops first."""
         targets = [call_target(op) for op in self.ops]
         region_of: dict[int, _Region] = {}
         alone: list[_Region] = []
@@ -164,12 +164,15 @@ class _Block:
                 region.entries += entries
                 region.exits.append(o)
             elif entries or joined:
-                region = _Region(ops=[o], entries=entries)
-                for other in joined:
+                region, *others = joined or [_Region()]
+                region.ops.append(o)
+                region.entries += entries
+                region_of[o] = region
+                for other in others:
                     region.ops += other.ops
                     region.entries += other.entries
                     region.exits += other.exits
-                region_of.update(dict.fromkeys(region.ops, region))
+                    region_of.update(dict.fromkeys(other.ops, region))
         return [*alone, *dict.fromkeys(region_of.values())]
 
     def _write(self, region: _Region) -> None:

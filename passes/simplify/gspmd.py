@@ -5,7 +5,7 @@ from __future__ import annotations
 from alpa.dialects import func, ir, walk
 from alpa.dialects.attributes import call_target, take_from_signature
 from alpa.passes.analysis.graph import replace_op
-from alpa.passes.analysis.op_kinds import SHARDING_CALLS
+from alpa.passes.analysis.op_kinds import SHARD_MAP_CALLS, SHARDING_CALLS
 from alpa.passes.base import PassError, Remark
 
 _SHARDING = "mhlo.sharding"
@@ -17,7 +17,6 @@ _MODULE_ATTRIBUTES = (
     "mhlo.spmd_parameters_shardings",
     "mhlo.use_auto_spmd_partitioning",
 )
-_SHARD_MAP = ("SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
 def drop_gspmd(module: ir.Module, remark: Remark) -> None:
@@ -65,10 +64,10 @@ def drop_gspmd(module: ir.Module, remark: Remark) -> None:
 
 def _is_sharding_call(op: ir.OpView) -> bool:
     target = call_target(op)
-    if target in _SHARD_MAP and op.operands[0].type != op.results[0].type:
+    if target in SHARD_MAP_CALLS and op.operands[0].type != op.results[0].type:
         raise PassError(
             op,
             f"@{target} is shard_map in GSPMD's form; run import-hlo first, which writes it as "
             "sdy.manual_computation",
         )
-    return target in SHARDING_CALLS or target in _SHARD_MAP
+    return target in SHARDING_CALLS or target in SHARD_MAP_CALLS
