@@ -232,6 +232,7 @@ def stage_problem(
     into, back = np.stack([boundary.seconds(*each) for each in its], axis=2)
     once = [boundary.once_seconds(*each) for each in its]
     overlaps = [boundary.overlaps(kinds[kind], others[kind]) for kind in kind_of]
+    hidden = np.array([[hidden_share(plan.schedule, it) for it in each] for each in overlaps])
     fits = [
         o.max_in_flight(kinds[kind].device.memory)
         for o, kind in zip(candidates, kind_of, strict=True)
@@ -247,7 +248,7 @@ def stage_problem(
         max_in_flight=np.stack(fits, axis=2),
         c=into,
         back=np.append(back[1:], np.zeros_like(back[:1]), axis=0),
-        hidden=np.array([[hidden_share(plan.schedule, it) for it in each] for each in overlaps]),
+        hidden=hidden if hidden.any() else None,
         num_micro_batches=plan.num_micro_batches,
         schedule=plan.schedule,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from alpa.dialects.plan import MeshAssignment
 from alpa.passes.base import MeshOverHostsError
@@ -62,24 +62,38 @@ def simulated_seconds(program: Clustered, cut: Cut) -> float:
 
 
 def stages_of(
-    program: Clustered, cut: Cut, meshes: list[MeshAssignment], numbers: Sequence[int]
+    program: Clustered,
+    cut: Cut,
+    meshes: list[MeshAssignment],
+    numbers: Sequence[int],
+    mesh_of: Mapping[int, int] | None = None,
 ) -> Stages:
-    """The stages of a cut, by the number of each stage's mesh, with the program's own shardings on
-    every mesh."""
-    plan, given, peaks = program.plan, program.given, [0] * len(meshes)
+    """The stages of a cut, with the program's own shardings on every mesh.
+
+    Args:
+        program: the layers.
+        cut: the stages.
+        meshes: theirs.
+        numbers: of the stages.
+        mesh_of: the mesh of each number; None: that of this number.
+    """
+    plan, given, peaks = program.plan, program.given, [0.0] * len(meshes)
+    count = len(mesh_of or meshes)
     layer_stage: dict[int, int] = {}
     again: set[int] = set()
-    for mesh, stage, found in zip(numbers, cut.stages, cut.candidates, strict=True):
-        batches = in_flight(plan.schedule, plan.num_micro_batches, len(meshes) - mesh, len(meshes))
+    for number, stage, found in zip(numbers, cut.stages, cut.candidates, strict=True):
+        batches = in_flight(plan.schedule, plan.num_micro_batches, count - number, count)
         kept = batches * found.activation_bytes[stage.first, stage.last]
-        peaks[mesh] = int(found.fixed_bytes[stage.first, stage.last] + kept)
-        layer_stage |= dict.fromkeys(range(stage.first, stage.last + 1), mesh)
+        mesh = mesh_of[number] if mesh_of else number
+        peaks[mesh] += found.fixed_bytes[stage.first, stage.last] + kept
+        layer_stage |= dict.fromkeys(range(stage.first, stage.last + 1), number)
         again.update(found.rematerialised(stage.first, stage.last))
     return Stages(
         layer_stage=layer_stage,
         meshes=meshes,
+        mesh_of_stage=mesh_of or {},
         seconds=cut.seconds,
-        peak_bytes=tuple(peaks),
+        peak_bytes=tuple(map(int, peaks)),
         given=given,
         shardings={} if given is None else given.on([mesh.name for mesh in meshes]),
         rematerialised=program.always_rematerialised | again,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from alpa.dialects.plan import MeshAssignment
 from alpa.passes.base import NoRoomError, PassError
-from alpa.passes.schedules.planned import chunks_of, in_flight, label
+from alpa.passes.schedules.planned import chunks_of, label
 from alpa.passes.schedules.verify import ScheduleError
 from alpa.passes.schedules.work import WorkLists
 from alpa.passes.solve.stages import placement
@@ -25,7 +25,7 @@ from alpa.passes.solve.stages.problem import Problem
 from alpa.passes.stages.class_problem import Submesh
 from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.costing import LayerCosts
-from alpa.passes.stages.cut_stages import schedule_on, simulated_seconds
+from alpa.passes.stages.cut_stages import schedule_on, simulated_seconds, stages_of
 from alpa.passes.stages.merge import Stages
 from alpa.passes.stages.policy import logical_shapes, placed
 from alpa.passes.stages.search import Cut, Search
@@ -54,7 +54,9 @@ class SharedMeshes:
             except PassError as error:
                 refused = refused or error
                 continue
-            stages = _stages_of(program, schedule, cut)
+            cut = replace(cut, seconds=simulated_seconds(program, cut))
+            meshes, numbers = _placed(program, schedule, cut), range(schedule.num_stages)
+            stages = stages_of(program, cut, meshes, numbers, schedule.mesh_of)
             if best is None or stages.seconds < best.seconds:
                 best = stages
         if best is not None:
@@ -155,32 +157,6 @@ class SharedMeshes:
             most_stages=schedule.num_stages,
             restrict=restrict,
         ).run()
-
-
-def _stages_of(program: Clustered, schedule: WorkLists, cut: Cut) -> Stages:
-    """The stages of a cut on the meshes of the schedule."""
-    plan, given, meshes = program.plan, program.given, _placed(program, schedule, cut)
-    peaks = [0.0] * len(meshes)
-    layer_stage: dict[int, int] = {}
-    again: set[int] = set()
-    count = schedule.num_stages
-    for number, (stage, found) in enumerate(zip(cut.stages, cut.candidates, strict=True)):
-        batches = in_flight(plan.schedule, plan.num_micro_batches, count - number, count)
-        kept = batches * found.activation_bytes[stage.first, stage.last]
-        peaks[schedule.mesh_of[number]] += found.fixed_bytes[stage.first, stage.last] + kept
-        layer_stage |= dict.fromkeys(range(stage.first, stage.last + 1), number)
-        again.update(found.rematerialised(stage.first, stage.last))
-    return Stages(
-        layer_stage=layer_stage,
-        meshes=meshes,
-        mesh_of_stage=schedule.mesh_of,
-        seconds=simulated_seconds(program, cut),
-        peak_bytes=tuple(map(int, peaks)),
-        given=given,
-        shardings={} if given is None else given.on([mesh.name for mesh in meshes]),
-        rematerialised=program.always_rematerialised | again,
-        dropped=cut.dropped,
-    )
 
 
 def _placed(program: Clustered, schedule: WorkLists, cut: Cut) -> list[MeshAssignment]:

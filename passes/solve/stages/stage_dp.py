@@ -299,7 +299,7 @@ class _Table:
         # then _MOVED, and _NOWHERE.
         self.a = _with_transfers(problem.t, problem.c, problem.back, possible)
         self.b = self.a
-        if problem.hidden is not None and problem.hidden.any():
+        if problem.hidden is not None:
             seen = problem.t, *problem.shares(1 - problem.hidden)
             hidden = np.zeros_like(problem.t), *problem.shares(problem.hidden)
             self.b = np.maximum(*(_with_transfers(*it, possible) for it in (seen, hidden)))
