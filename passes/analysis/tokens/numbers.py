@@ -66,7 +66,8 @@ class Numbers:
         return float(first) if (later == first).all() else None
 
     def of(self, value: ir.Value) -> Array | None:
-        """A value's elements; None if it depends on arguments, or on ops that are not computed."""
+        """A value's elements. None if it depends on arguments, on ops that are not computed, or on
+        numbers that its type lacks, which the program rounds or wraps."""
         while value in self._same_as:
             value = self._same_as[value]
         if value not in self._found:
@@ -85,11 +86,32 @@ class Numbers:
         if isinstance(op, stablehlo.IotaOp):
             dim = integer(op, "iota_dimension")
             aligned = [-1 if d == dim else 1 for d in range(len(sizes))]
-            return np.broadcast_to(np.arange(sizes[dim]).reshape(aligned), sizes)
+            counted = np.arange(sizes[dim]).reshape(aligned)
+            return np.broadcast_to(counted, sizes) if _has_all(value, counted) else None
         moved = _moved(op, known, sizes)
         if moved is not None:
             return moved
-        return _computed(op, known) if prod(sizes) <= _MOST else None
+        found = _computed(op, known) if prod(sizes) <= _MOST else None
+        return found if found is not None and _has_all(value, found) else None
+
+
+def _has_all(value: ir.Value, numbers: Array) -> bool:
+    """Whether the element type of a value has all of some numbers."""
+    element = ir.RankedTensorType(value.type).element_type
+    if numbers.dtype == bool or isinstance(element, ir.F64Type):
+        return True
+    if isinstance(element, ir.IntegerType):
+        sign = 0 if element.is_unsigned else 1
+        low, high = -sign * 2 ** (element.width - 1), 2 ** (element.width - sign)
+        return bool((numbers >= low).all() and (numbers < high).all())
+    if isinstance(element, ir.F16Type):
+        return np.array_equal(numbers, numbers.astype(np.float16))
+    single = numbers.astype(np.float32)
+    if not np.array_equal(numbers, single):
+        return False
+    # The first half of the bits is the number in bf16.
+    is_half = isinstance(element, ir.BF16Type) and not (single.view(np.uint32) & 0xFFFF).any()
+    return is_half or isinstance(element, ir.F32Type)
 
 
 def _constant(op: stablehlo.ConstantOp, sizes: tuple[int, ...]) -> Array | None:
@@ -143,6 +165,8 @@ def _computed(op: ir.OpView, known: list[Array]) -> Array | None:
     if name == "stablehlo.convert":
         element = ir.RankedTensorType(op.results[0].type).element_type
         if isinstance(element, ir.IntegerType):
+            if not np.isfinite(known[0]).all():
+                return None
             return known[0].astype(bool if element.width == 1 else np.int64)
         return known[0].astype(np.float64)
     return None
