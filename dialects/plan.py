@@ -23,7 +23,7 @@ Schedule = Literal[
     "dualpipe-v",
 ]
 _NAMED = get_args(Schedule)
-INTERLEAVED = re.compile(r"interleaved-1f1b:([1-9]\d*)")
+_CHUNKS = re.compile(r"interleaved-1f1b:[1-9]\d*")
 """With the number of stages on each mesh, where it is not 2."""
 _OWN = re.compile(r"\d+[FBIW]\d+([,;]\d+[FBIW]\d+)*")
 """A user's own schedule: the work of each mesh, separated by commas, and by semicolons between
@@ -98,7 +98,7 @@ class Plan(Record):
     """its predicted step"""
 
     def __post_init__(self) -> None:
-        is_own = _OWN.fullmatch(self.schedule) or INTERLEAVED.fullmatch(self.schedule)
+        is_own = _OWN.fullmatch(self.schedule) or _CHUNKS.fullmatch(self.schedule)
         if self.schedule not in _NAMED and not is_own:
             raise ValueError(
                 f'schedule is "{self.schedule}"; expected one of {", ".join(_NAMED)}, or lists of '

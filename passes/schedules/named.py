@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import get_args
+from typing import Literal, get_args
 
-from alpa.dialects.plan import Schedule
 from alpa.passes.schedules.dualpipe_v import dualpipe_v
 from alpa.passes.schedules.interleaved import interleaved_1f1b
 from alpa.passes.schedules.one_stage import whole_backward, zb_h1
@@ -14,7 +13,18 @@ from alpa.passes.schedules.v_shape import v_half, v_min, zb_v
 from alpa.passes.schedules.verify import ScheduleError
 from alpa.passes.schedules.work import WorkLists
 
-Name = Schedule
+# `dialects/plan.py` has the same names in the IR's terms. What schedules are knows no IR.
+Name = Literal[
+    "gpipe",
+    "1f1b",
+    "eager-1f1b",
+    "interleaved-1f1b",
+    "zb-h1",
+    "zb-v",
+    "v-half",
+    "v-min",
+    "dualpipe-v",
+]
 NAMES: tuple[Name, ...] = get_args(Name)
 _ONE: dict[Name, Callable[[int, int], WorkLists]] = {
     "gpipe": partial(whole_backward, "gpipe"),

@@ -7,11 +7,11 @@ meshes of a plan have equally many stages, and stage d is on mesh d for the firs
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from alpa.dialects.plan import INTERLEAVED
 from alpa.passes.schedules.measure import peak
 from alpa.passes.schedules.named import NAMES, Name, schedule_of, stages_per_mesh
 from alpa.passes.schedules.one_stage import forward_only, stage_list
@@ -19,6 +19,7 @@ from alpa.passes.schedules.table import from_words, parse_table, to_table
 from alpa.passes.schedules.verify import ScheduleError, verify
 from alpa.passes.schedules.work import Work, WorkLists
 
+_CHUNKS = re.compile(r"interleaved-1f1b:([1-9]\d*)")
 T_SCHEDULES = ("gpipe", "1f1b")
 """Schedules whose steps T estimates, the objective of the stage DP (`solve/stages/problem.py`)."""
 SEARCHED = ("auto", "all")
@@ -215,12 +216,12 @@ def _kept(works: Sequence[Work]) -> int:
 
 
 def _has_name(schedule: str) -> bool:
-    return schedule in NAMES or INTERLEAVED.fullmatch(schedule) is not None
+    return schedule in NAMES or _CHUNKS.fullmatch(schedule) is not None
 
 
 def _parts(schedule: str) -> tuple[Name, int | None]:
     """The name of a schedule that has one, and the stages per mesh that it says."""
-    match = INTERLEAVED.fullmatch(schedule)
+    match = _CHUNKS.fullmatch(schedule)
     if match is not None:
         return "interleaved-1f1b", int(match[1])
     return next(name for name in NAMES if name == schedule), None
