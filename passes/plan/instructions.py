@@ -6,12 +6,11 @@ that the update phase produces.
 
 `write_script` makes one list for all meshes; `Script.on` selects a mesh's own list. Every stage
 follows its list in the plan's schedule (`passes.schedules`). A value moves directly before the work
-that reads it first, and is freed after its last use. Under a schedule that receives ahead, it moves
-before earlier work of its reader's mesh if it exists by then. Stages of one mesh read one another's
-values where they are. Each mesh can run its list independently, with
-sends and receives that block until the other side is ready. The first instruction of the common
-list that has not run can always run, so there is no deadlock. A sender that need not wait can offer
-a value as soon as it exists; its own list says when the value may be released.
+that reads it first, and is freed after its last use. Stages of one mesh read one another's values
+where they are. Each mesh can run its list independently, with sends and receives that block until
+the other side is ready. The first instruction of the common list that has not run can always run,
+so there is no deadlock. A sender that need not wait can offer a value as soon as it exists; its own
+list says when the value may be released.
 """
 
 from __future__ import annotations
@@ -80,8 +79,6 @@ class Script:
     program: Program
     instructions: tuple[Instruction, ...]
     outputs: tuple[Output, ...]
-    receives_ahead: int = 0
-    """of the schedule (`WorkLists.receives_ahead`)"""
 
     def on(self, mesh: str) -> tuple[Instruction, ...]:
         """The mesh's own list; a move between meshes is in the lists of both."""
@@ -111,12 +108,7 @@ def write_script(program: Program) -> Script:
     outputs = tuple(writer.output(result) for result in program.results)
     kept = {key for output in outputs for key in output.keys}
     instructions = tuple(_free(writer.instructions, kept))
-    return Script(
-        program=program,
-        instructions=instructions,
-        outputs=outputs,
-        receives_ahead=writer.receives_ahead,
-    )
+    return Script(program=program, instructions=instructions, outputs=outputs)
 
 
 def arguments(program: Program) -> frozenset[Key]:
@@ -195,7 +187,6 @@ class _Writer:
 
     def __init__(self, program: Program) -> None:
         self.instructions: list[Instruction] = []
-        self.receives_ahead = 0
         self._program = program
         self._versions = _Versions(program)
         self._made = set(arguments(program))
@@ -225,12 +216,6 @@ class _Writer:
         self._fetch(source)
         self._write(Move(source=source, target=key))
 
-    def _fetch_ahead(self, keys: Sequence[Key]) -> None:
-        """Moves those keys that are made."""
-        for key in keys:
-            if self._versions.source(key) in self._made:
-                self._fetch(key)
-
     def constants(self) -> None:
         """Moves constants first, because an update may overwrite their source."""
         for step in self._program.transfers:
@@ -257,8 +242,6 @@ class _Writer:
             for value in fragment.outputs
         }
         schedule = schedule_of_stages(program, stages)
-        self.receives_ahead = schedule.receives_ahead
-        done = [0] * schedule.num_meshes
 
         def keys(work: Work) -> list[Key]:
             return [
@@ -277,11 +260,6 @@ class _Writer:
             for work in together:
                 for fragment in stages[work.stage][work.kind]:
                     self._run(fragment, work.micro_batch)
-                done[schedule.mesh_of[work.stage]] += 1
-            if schedule.receives_ahead:
-                for works, first in zip(schedule.lists, done, strict=True):
-                    for work in works[first : first + 1 + schedule.receives_ahead]:
-                        self._fetch_ahead(keys(work))
 
     def _maker(
         self, key: Key, makers: Mapping[int, tuple[int, Fragment]], schedule: WorkLists

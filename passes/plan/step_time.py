@@ -3,9 +3,7 @@
 A mesh runs its instructions one after the other. A transfer begins when its value exists and the
 **receiving** mesh is free, and occupies that mesh until it ends; it costs the sender nothing. The
 share of it that computation hides (`transfer_overlap` of a link) comes first, as soon as the value
-exists, and occupies only the links into the mesh. Under a schedule that receives ahead, all of it
-runs beside the mesh's work, one transfer at a time. It begins when the work that many items before
-its first reader has ended: a buffer is free then.
+exists, and occupies only the links into the mesh, one transfer at a time.
 Additions of results take no time.
 
 `seconds_in_turns` is the sum of all work instead, for an executor whose meshes take turns, at the
@@ -85,18 +83,17 @@ def simulate(script: Script) -> list[Event]:
     needs: dict[int, list[int]] = {}
     taken: dict[int, float] = {}
     made: dict[Key, int] = {}
-    before = _before_moves(script)
     for number, it in enumerate(script.instructions):
-        mesh, is_ahead = meshes_of(script.program, it)[-1], number in before
-        lists.setdefault((mesh, is_ahead), []).append(number)
+        mesh = meshes_of(script.program, it)[-1]
+        lists.setdefault((mesh, False), []).append(number)
         # What an instruction reads is made by the last one before it that writes the key.
-        needs[number] = [*(made[key] for key in reads(it) if key in made), *before.get(number, ())]
+        needs[number] = [made[key] for key in reads(it) if key in made]
         taken[number] = it.fragment.seconds if isinstance(it, Run) else 0.0
         # A carried state that moves to its argument has no transfer.
         moved = transfers.get((it.source[0], it.target[0])) if isinstance(it, Move) else None
         if moved is not None:
             taken[number] = moved.seconds
-            if moved.overlap and not is_ahead:
+            if moved.overlap:
                 hidden = ~number
                 taken[hidden] = moved.overlap * moved.seconds
                 taken[number] -= taken[hidden]
@@ -111,24 +108,3 @@ def simulate(script: Script) -> list[Event]:
         )
         for number, it in enumerate(script.instructions)
     ]
-
-
-def _before_moves(script: Script) -> dict[int, tuple[int, ...]]:
-    """Of each move that runs beside the work of the mesh that receives, the run whose end frees its
-    buffer, if there is one; by their numbers. Nothing where the schedule does not receive ahead."""
-    found: dict[int, tuple[int, ...]] = {}
-    if not script.receives_ahead:
-        return found
-    runs: dict[str, list[int]] = {}
-    moved: dict[Key, int] = {}
-    for number, it in enumerate(script.instructions):
-        if isinstance(it, Move) and len(meshes_of(script.program, it)) > 1:
-            moved[it.target] = number
-            found[number] = ()
-        elif isinstance(it, Run):
-            mine = runs.setdefault(it.fragment.mesh, [])
-            for key in it.inputs:
-                if key in moved:
-                    found[moved.pop(key)] = tuple(mine[: -script.receives_ahead][-1:])
-            mine.append(number)
-    return found

@@ -1,9 +1,9 @@
 """The predicted step in time: what each mesh does when, and when it waits.
 
-The times are those of `step_time.simulate`, which predicts the seconds of the step. A transfer
-occupies the mesh that receives it, or runs beside its work (`eager-1f1b`). Where a mesh has nothing
-to do before the end of the step, there is a bubble. The call of the step itself, if the cluster has
-seconds for it, comes last.
+The times are those of `step_time.simulate`, which predicts the seconds of the step. A transfer is
+there while it occupies the mesh that receives it. Where a mesh has nothing to do before the end of
+the step, there is a bubble. The call of the step itself, if the cluster has seconds for it, comes
+last.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Timeline:
         for mesh in program.meshes:
             mine = [it for it in events if it.mesh == mesh.name and it.end > it.start]
             free = 0.0
-            for event in sorted(mine, key=lambda it: it.start):
+            for event in mine:
                 if event.start > free:
                     spans.append(_bubble(mesh.name, free, event.start))
                 spans.append(_span(program, event, inside))

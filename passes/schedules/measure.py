@@ -20,9 +20,10 @@ class Costs:
     """Of each stage: seconds per micro-batch, seconds of its update, and bytes.
 
     A whole backward takes `backward_input + backward_weight`. Transfers into a stage from another
-    mesh take `forward_transfer` and `backward_transfer`; inside a mesh they take nothing. `held`
-    are the activations of one micro-batch, `kept` what of them a backward-weight reads after its
-    backward-input.
+    mesh take `forward_transfer` and `backward_transfer`; inside a mesh they take nothing. Of each
+    transfer, the share `hidden` comes first and runs beside the mesh's work, one at a time; then
+    the rest occupies the mesh. `held` are the activations of one micro-batch, `kept` what of them a
+    backward-weight reads after its backward-input.
     """
 
     forward: tuple[float, ...]
@@ -33,6 +34,7 @@ class Costs:
     update: tuple[float, ...]
     held: tuple[float, ...]
     kept: tuple[float, ...]
+    hidden: tuple[float, ...]
 
     @classmethod
     def uniform(
@@ -43,6 +45,7 @@ class Costs:
         backward_input: float = 1.0,
         backward_weight: float = 1.0,
         transfer: float = 0.0,
+        hidden: float = 0.0,
     ) -> Self:
         """Equal stages that hold 1 from the forward to the end of the backward."""
 
@@ -58,6 +61,7 @@ class Costs:
             update=each(0.0),
             held=each(1.0),
             kept=each(1.0),
+            hidden=each(hidden),
         )
 
     def seconds(self, work: Work) -> float:
@@ -78,9 +82,10 @@ class Costs:
 
 
 class Event(NamedTuple):
-    """What occupies a mesh or its link: work, the receive of what it reads, a stage's update."""
+    """What occupies a mesh: work, the receive of what it reads, a stage's update. Or its link: the
+    hidden part of a receive."""
 
-    what: Literal["work", "receive", "update"]
+    what: Literal["work", "receive", "hidden", "update"]
     work: Work | int
     """of an update, its stage"""
 
@@ -109,17 +114,14 @@ def measure(schedule: WorkLists, costs: Costs) -> Measured:
         DeadlockError: `verify` refuses it.
     """
     lists: dict[tuple[str, int], list[Event]] = {}
-    ahead = schedule.receives_ahead
-    before: dict[Work, Work] = {}
     for mesh, works in enumerate(schedule.lists):
         mine = lists["mesh", mesh] = []
         link = lists["link", mesh] = []
-        for number, work in enumerate(works):
+        for work in works:
             if schedule.received(work):
-                (link if ahead else mine).append(Event("receive", work))
-                if ahead and number > ahead:
-                    # The buffer is free once the item that read it has ended.
-                    before[work] = works[number - ahead - 1]
+                mine.append(Event("receive", work))
+                if costs.hidden[work.stage]:
+                    link.append(Event("hidden", work))
             mine.append(Event("work", work))
         stages = dict.fromkeys(work.stage for work in works)
         mine.extend(Event("update", stage) for stage in stages)
@@ -128,19 +130,21 @@ def measure(schedule: WorkLists, costs: Costs) -> Measured:
         if not isinstance(event.work, Work):
             return []
         other = schedule.received(event.work)
-        if event.what == "receive":
-            found = [Event("work", it) for it in other]
-            if event.work in before:
-                found.append(Event("work", before[event.work]))
-            return found
+        if event.what == "receive" and costs.hidden[event.work.stage]:
+            return [Event("hidden", event.work)]
+        if event.what in ("receive", "hidden"):
+            return [Event("work", it) for it in other]
         own = [Event("work", it) for it in schedule.needs(event.work) if it not in other]
         return [*own, Event("receive", event.work)] if other else own
 
     def seconds(event: Event) -> float:
         if not isinstance(event.work, Work):
             return costs.update[event.work]
+        hidden = costs.hidden[event.work.stage]
+        if event.what == "hidden":
+            return hidden * costs.transfer_seconds(event.work)
         if event.what == "receive":
-            return costs.transfer_seconds(event.work)
+            return (1 - hidden) * costs.transfer_seconds(event.work)
         return costs.seconds(event.work)
 
     spans = simulate(lists, needs, seconds)

@@ -8,8 +8,7 @@ number of micro-batches:
 - `1f1b` keeps min(B, s): as many forwards, then one backward and one forward in turn, then the
   backwards that are left (PipeDream-Flush; Narayanan et al., 2021).
 - `eager-1f1b` keeps min(B, 2s - 1). A value has then one more item of work in which to travel in
-  each direction, and is received beside the mesh's work (Zhuang et al., 2023, "On optimizing the
-  communication of model parallelism").
+  each direction (Zhuang et al., 2023, "On optimizing the communication of model parallelism").
 - `zb-h1` splits backwards (Qi et al., 2023, "Zero bubble pipeline parallelism"). Forwards are ahead
   as in 1F1B, and stage d (from 0) leaves the weight gradients of d micro-batches for later. So each
   mesh holds what the first one holds under 1F1B, and the bubble is (S - 1) (F + I - W) seconds, not
@@ -53,8 +52,7 @@ def whole_backward(schedule: WholeBackward, meshes: int, batches: int) -> WorkLi
     return WorkLists(
         lists=tuple(
             stage_list(schedule, batches, meshes - stage, stage=stage) for stage in range(meshes)
-        ),
-        receives_ahead=int(schedule == "eager-1f1b"),
+        )
     )
 
 

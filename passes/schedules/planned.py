@@ -79,9 +79,9 @@ def hidden_share(schedule: str, overlap: float) -> float:
     Under 1F1B the backward of a micro-batch begins when its forward has been through all stages
     behind, and so does the next forward: with S stages, a micro-batch takes (S - 1) / S of the
     transfers between neighbours even if all of them run beside work. The search counts them in
-    full. Eager 1F1B receives ahead.
+    full. Eager 1F1B keeps enough micro-batches in flight to hide all of them.
     """
-    return {"gpipe": overlap, "eager-1f1b": 1.0}.get(schedule, 0.0)
+    return overlap if schedule in ("gpipe", "eager-1f1b") else 0.0
 
 
 def chunks_of(schedule: str) -> int:

@@ -55,7 +55,7 @@ def versions(
     for _, change in sorted(changes):  # What ends at a time does so before others begin.
         now += change
         most = max(most, now)
-    return most + (lists.receives_ahead if maker is None else 0)
+    return most
 
 
 @lru_cache(maxsize=8)

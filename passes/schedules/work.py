@@ -58,15 +58,9 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkLists:
-    """The work of each mesh in its order; `verify` says whether it can be run.
-
-    `receives_ahead` is how many items of work ahead of its reader a mesh may receive a value from
-    another one. A receive then runs beside the mesh's work, one at a time. 0: a mesh receives what
-    an item reads directly before it, and does no work meanwhile.
-    """
+    """The work of each mesh in its order; `verify` says whether it can be run."""
 
     lists: tuple[tuple[Work, ...], ...]
-    receives_ahead: int = 0
 
     @property
     def num_meshes(self) -> int:

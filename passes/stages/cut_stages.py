@@ -57,6 +57,7 @@ def simulated_seconds(program: Clustered, cut: Cut) -> float:
         update=cut.updates,
         held=nothing,
         kept=nothing,
+        hidden=tuple(b / c if c else 0.0 for b, c in zip(cut.beside, moved, strict=True)),
     )
     return measure(schedule, costs).seconds
 

@@ -57,6 +57,8 @@ class Cut:
     """of the hosts of each stage"""
     each: tuple[float, ...]
     """seconds of a stage for one micro-batch, with its transfers"""
+    beside: tuple[float, ...]
+    """seconds of those transfers that run beside its work"""
     updates: tuple[float, ...]
     """seconds of its update"""
     seconds: float
@@ -136,6 +138,7 @@ class Search:
                     meshes=tuple(mesh.number for _, mesh in used),
                     kinds=tuple(mesh.one.kind for _, mesh in used),
                     each=tuple(problem.a(stages)),
+                    beside=tuple(problem.beside(stages)),
                     updates=tuple(float(problem.u[s.first, s.last, s.submesh]) for s in stages),
                     seconds=seconds,
                     bound=_verified(bound, seconds),

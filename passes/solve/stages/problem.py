@@ -229,11 +229,14 @@ class Problem:
 
     def b(self, stages: tuple[Stage, ...]) -> list[float]:
         """What each stage takes of every micro-batch, while transfers are hidden."""
+        both = zip(self.a(stages), self.beside(stages), strict=True)
+        return [max(a - hidden, hidden) for a, hidden in both]
+
+    def beside(self, stages: tuple[Stage, ...]) -> list[float]:
+        """The transfers into each stage that run beside its work."""
         if self.hidden is None:
-            return self.a(stages)
-        seen = self._seconds(stages, self.t, *self.shares(1 - self.hidden))
-        hidden = self._seconds(stages, np.zeros_like(self.t), *self.shares(self.hidden))
-        return [*map(max, seen, hidden)]
+            return [0.0] * len(stages)
+        return self._seconds(stages, np.zeros_like(self.t), *self.shares(self.hidden))
 
     def shares(self, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of `c` and `back`, by submesh and where the other stage is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
 
@@ -14,7 +15,7 @@ from alpa.passes.schedules.measure import Costs, Event, measure, peak
 from alpa.passes.schedules.named import NAMES, Name, schedule_of
 from alpa.passes.schedules.simulate import DeadlockError, simulate
 from alpa.passes.schedules.verify import verify
-from alpa.passes.schedules.work import Work, WorkLists
+from alpa.passes.schedules.work import Work
 
 number = st.integers(0, 1 << 20).map(float)
 
@@ -34,6 +35,7 @@ def costs(draw: st.DrawFn, stages: int) -> Costs:
         update=each(),
         held=held,
         kept=tuple(it // 2 for it in held),
+        hidden=tuple(draw(st.sampled_from([0.0, 0.25, 1.0])) for _ in held),
     )
 
 
@@ -62,34 +64,43 @@ def test_random_costs(data: st.DataObject, name: Name, meshes: int, groups: int)
 
 
 @given(st.data(), st.integers(1, 4), st.integers(1, 6))
-def test_receives_ahead_are_never_slower(data: st.DataObject, meshes: int, batches: int) -> None:
+def test_hidden_transfers_are_never_slower(data: st.DataObject, meshes: int, batches: int) -> None:
     its = data.draw(costs(meshes))
-    waiting, ahead, further = (
-        WorkLists(lists=schedule_of("1f1b", meshes, batches).lists, receives_ahead=number)
-        for number in (0, 1, 3)
+    schedule = schedule_of("1f1b", meshes, batches)
+    waiting, partly, wholly = (
+        measure(schedule, replace(its, hidden=(share,) * meshes)).seconds
+        for share in (0.0, 0.25, 1.0)
     )
-    assert (
-        measure(waiting, its).seconds
-        >= measure(ahead, its).seconds
-        >= measure(further, its).seconds
-    )
+    assert waiting >= max(partly, wholly)
 
 
-def test_a_receive_runs_beside_one_item_of_work() -> None:
+def test_a_hidden_transfer_runs_beside_work() -> None:
     """Two stages; all items and transfers take a second, a whole backward two."""
     schedule = schedule_of("eager-1f1b", 2, 3)
-    found = measure(schedule, Costs.uniform(2, transfer=1.0))
+    found = measure(schedule, Costs.uniform(2, transfer=1.0, hidden=1.0))
     spans = {
         str(event.work): span
         for event, span in found.spans.items()
-        if event.what == "receive" and isinstance(event.work, Work)
+        if event.what == "hidden" and isinstance(event.work, Work)
     }
-    assert spans["1F0"] == (1, 2)
-    # A receive begins when the buffer is free: when the item before the one before has ended.
-    assert spans["1F1"] == (3, 4)
-    assert spans["1F2"] == (6, 7)
+    # As soon as the forwards of the first stage have ended.
+    assert [spans[f"1F{m}"] for m in range(3)] == [(1, 2), (2, 3), (3, 4)]
     # 0F0, its transfer, all of the last stage, the transfer of the last gradient, 0B2.
     assert found.seconds == 1 + 1 + 3 * 3 + 1 + 2
+
+
+def test_a_transfer_that_is_hidden_in_part() -> None:
+    """A quarter of each transfer runs beside work, the rest occupies the receiving mesh."""
+    schedule = schedule_of("eager-1f1b", 2, 1)
+    found = measure(schedule, Costs.uniform(2, transfer=4.0, hidden=0.25))
+    spans = {
+        (event.what, str(event.work)): span
+        for event, span in found.spans.items()
+        if event.what in ("hidden", "receive")
+    }
+    assert spans["hidden", "1F0"] == (1, 2)
+    assert spans["receive", "1F0"] == (2, 5)
+    assert found.busy == (1 + 3 + 2, 3 + 1 + 2)
 
 
 def test_memory_of_a_list() -> None:
