@@ -96,6 +96,8 @@ class Plan(Record):
     """the schedule of the second best plan, where several were searched"""
     runner_up_seconds: float = entry(0.0)
     """its predicted step"""
+    runner_up_is_estimated: bool = entry(False)
+    """whether that is the estimate of its stages, because their plan was not finished"""
 
     def __post_init__(self) -> None:
         is_own = _OWN.fullmatch(self.schedule) or _CHUNKS.fullmatch(self.schedule)

@@ -14,17 +14,14 @@ The passes, and why in this order:
 The first four run once. The other four run on a copy of the layers for each candidate
 (`plan_search.py`, which has the constants, too):
 
-* **Schedules.** 1F1B keeps at most as many micro-batches in flight as GPipe on each stage, and both
-  run the same work in as many rounds. So a plan that fits under GPipe fits under 1F1B: 1F1B is
-  planned first, and if no plan is found, GPipe is not tried. With one micro-batch or one mesh both
-  take the same time, and GPipe is not planned. Otherwise stages are cut for GPipe, too. That
-  plan is finished only if the cut predicts a shorter step than the plan for 1F1B, and kept if the
-  finished plan's step is shorter. With `schedule=all`, stages are cut for all other schedules, too.
-  The step of each cut is simulated, and up to `_FINISHED` are finished, the shortest first, if at
-  most one plan so far is as short. The plan names the schedule that comes second. Otherwise, other
-  schedules are planned where they are asked for. If a schedule splits backwards, `split-backward`
-  runs before `insert-cross-mesh-reshard`, which predicts the step. For `terapipe`, stages are cut
-  as for GPipe, and then along the sequence by `token-slice`.
+* **Schedules.** With `schedule=auto`, 1F1B is planned first. Then stages are found for every other
+  schedule, and their step is estimated, by simulation for all but GPipe. One micro-batch, forwards
+  alone and stages on one mesh take the same time under every schedule, and are not planned again.
+  Of the other stages, those that predict a shorter step than the best plan so far become a plan,
+  the shortest first. The best plan names the schedule that comes second, by its predicted step or,
+  if it was not finished, by its estimate. If a schedule splits backwards, `split-backward` runs
+  before `insert-cross-mesh-reshard`, which predicts the step. For `terapipe`, stages are cut as for
+  GPipe, and then along the sequence by `token-slice`.
 * **Reserves.** Stages are cut by estimates of their memory. If `ilp-shard-annotate` finds that a
   stage does not fit, stages are cut again with a reserve: the missing share of memory and a little
   more. Further reserves are at least twice the one before, up to `_CUTS` cuts in all. A remark
@@ -111,7 +108,7 @@ from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.layer_cluster import LayerCluster
 from alpa.passes.place_gradient_reductions import PlaceGradientReductions
 from alpa.passes.plan_search import PlanSearch, copied
-from alpa.passes.schedules.planned import SEARCHED, TERAPIPE
+from alpa.passes.schedules.planned import TERAPIPE
 from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
 from alpa.passes.split_loops import SplitLoops
 from alpa.passes.stage_mesh_partition import StageMeshPartition
@@ -150,8 +147,8 @@ class Alpa(Driver):
     schedule: str = option(
         "auto",
         "`gpipe`, `1f1b`, another name of docs/schedules.md, `terapipe` (GPipe with token slices), "
-        "or a file with a table of your own; `auto` takes the one of the first two with the "
-        "shorter predicted step, `all` the best of all with a name",
+        "or a file with a table of your own; `auto` takes the one with a name whose predicted step "
+        "is the shortest",
     )
     faster_than: float | None = option(
         None,
@@ -191,7 +188,7 @@ class Alpa(Driver):
             self.kept.program = copied(module)
         if self.schedule == TERAPIPE:
             self = self._with_token_slices(main_function(module))
-        if self.schedule not in SEARCHED:
+        if self.schedule != "auto":
             with errors_at(main_function(module)):
                 cut = replace(self.cut, schedule=self.schedule).with_schedule()
             self = replace(self, schedule=cut.schedule, cut=cut)

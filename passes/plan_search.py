@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, cast
+from math import inf
+from typing import Any, ClassVar, NamedTuple, cast
 
 from alpa.dialects import body, ir, main_function
 from alpa.dialects.attributes import read_part, read_remat
 from alpa.dialects.plan import Dropped, MeshAssignment, Plan, read_meshes
-from alpa.passes.base import NoRoomError, Pass, PassError, RunPass
+from alpa.passes.base import NoRoomError, Pass, PassError, Remark, RunPass
 from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.schedules.planned import OTHERS, label, splits_backward
@@ -22,6 +23,7 @@ from alpa.passes.sharding.solved import Solved
 from alpa.passes.split_backward import SplitBackward
 from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.passes.stages.costing import LayerCosts
+from alpa.passes.stages.merge import Stages
 from alpa.passes.stages.overcommitment import Overcommitment
 from alpa.passes.tried import Tried, TriedPlan
 from alpa.passes.workers import Workers
@@ -36,8 +38,6 @@ with sums in f32 needs 1.4 % on its first stage, and is then planned at 106 s pe
 _SLOW = 1.5
 """Times the bound of a step. With all layers rematerialised, forwards run twice, which takes at
 least 4/3 of the bound, and collectives come on top."""
-_FINISHED = 3
-"""plans for other schedules, of `schedule=all`"""
 _WORTH = 0.02
 """Of a step's seconds: the gap of the finished stages is as large (`ilp-shard-annotate`)."""
 
@@ -71,21 +71,27 @@ class Candidate:
         """Predicted, by what is known so far."""
         return self.plan.predicted_step_seconds
 
-    @property
-    def trains(self) -> bool:
-        """Whether there are backward parts."""
-        fragments = body(main_function(self.module)).operations
-        return any(read_part(op) == "backward" for op in fragments)
-
-    def note_runner_up(self, other: Plan) -> None:
-        """Writes down the plan that comes second."""
-        noted = replace(
-            self.plan,
-            runner_up=label(other.schedule),
-            runner_up_seconds=other.predicted_step_seconds,
+    def note_runner_up(self, schedule: str, seconds: float, *, estimated: bool) -> None:
+        """Writes down the schedule that comes second."""
+        self._write(
+            replace(
+                self.plan,
+                runner_up=schedule,
+                runner_up_seconds=seconds,
+                runner_up_is_estimated=estimated,
+            )
         )
+
+    def leave_out(self, schedule: str, error: NoRoomError) -> None:
+        """Says that a schedule was left out of the search, and why."""
+        self.remark(error.location, f"{schedule} is left out of the search: {error.message}")
+        if error.missing is None:
+            dropped = (*self.plan.dropped, Dropped(what=schedule, reason=error.message))
+            self._write(replace(self.plan, dropped=dropped))
+
+    def _write(self, plan: Plan) -> None:
         with self.module.context:
-            noted.write(main_function(self.module))
+            plan.write(main_function(self.module))
 
     @property
     def is_partly_rematerialised(self) -> bool:
@@ -95,6 +101,35 @@ class Candidate:
         layers = [len(ir.ArrayAttr(op.attributes["origin"])) for op in backwards]
         again = [len(read_remat(op)) for op in backwards]
         return 0 < sum(again) < sum(layers)
+
+
+class _Estimate(NamedTuple):
+    """Stages for a schedule, which are no plan yet; the number is that of their candidate."""
+
+    schedule: str
+    stages: Stages
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherSchedules(Pass):
+    """Finds stages of a training step for each schedule but 1F1B, or why there are none.
+
+    It is `stage-mesh-partition` without a result: the layers are ready to be cut for any schedule
+    afterwards.
+    """
+
+    name: ClassVar[str] = StageMeshPartition.name
+    cut: StageMeshPartition
+    found: dict[str, Stages | PassError] = field(default_factory=dict[str, Stages | PassError])
+
+    def run(self, module: ir.Module, remark: Remark) -> None:
+        layers = replace(self.cut, is_checked=self.is_checked).ready(module, remark)
+        for schedule in OTHERS if layers.program.trains else ():
+            try:
+                self.found[schedule] = self.cut.stages_of(layers.under(schedule), remark)
+            except PassError as error:
+                self.found[schedule] = error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,60 +158,70 @@ class PlanSearch:
 
     def run(self) -> Candidate:
         """The plan with the shortest predicted step (see `alpa.py`). Raises PassError."""
-        if self.schedule == "all":
-            return self._of_all()
         if self.schedule != "auto":
             return self._planned(self.schedule)
-        return self._or_gpipe(self._planned("1f1b"))
-
-    def _of_all(self) -> Candidate:
-        """The best plan of all schedules. Raises PassError."""
-        finished: list[Candidate] = []
+        best: Candidate | None = None
         refused: NoRoomError | None = None
         try:
-            finished.append(self._or_gpipe(self._planned("1f1b")))
+            best = self._planned("1f1b")
         except NoRoomError as error:
             refused = error
-        batches = self.cut.num_micro_batches
-        if finished and (batches == 1 or not finished[0].trains):
-            return finished[0]
-        cuts: list[Candidate] = []
-        for schedule in OTHERS if batches > 1 else ():
-            # One that does not admit the numbers, or does not fit, is noted as tried.
-            with suppress(PassError):
-                cut = self._stages(self.cut, schedule, self.cut.reserve)
-                if len(cut.meshes) > 1:  # On one mesh all schedules are the same.
-                    cuts.append(cut)
-        enough = len(finished) + _FINISHED
-        for cut in sorted(cuts, key=lambda it: it.step_seconds):
-            # Those that may come first or second.
-            is_short = sum(it.step_seconds <= cut.step_seconds for it in finished) < 2
-            if is_short and len(finished) < enough:
-                with suppress(NoRoomError):
-                    finished.append(self._fitting(self.cut, cut.plan.schedule, cut))
-        if not finished:
+        for other in self._others():
+            if best is not None and other.stages.seconds >= best.step_seconds:
+                break
+            try:
+                found = self._finished(other, best)
+            except NoRoomError as error:
+                refused = refused or error
+                if best is not None:
+                    best.leave_out(other.schedule, error)
+                continue
+            if best is None or found.step_seconds < best.step_seconds:
+                best = found
+        if best is None:
             assert refused is not None, "1F1B is planned, or refused"
             raise refused
-        best, *others = sorted(finished, key=lambda it: it.step_seconds)
-        if others:
-            best.note_runner_up(others[0].plan)
+        self._note_runner_up(best)
         return best
 
-    def _or_gpipe(self, best: Candidate) -> Candidate:
-        """The better one of a plan for 1F1B and of one for GPipe."""
-        if self.cut.num_micro_batches == 1 or len(best.meshes) == 1:
-            return best
-        try:
-            other = self._stages(self.cut, "gpipe", self.cut.reserve)
-            if other.step_seconds >= best.step_seconds:
-                return best
-            self._finish(other)
-        except NoRoomError as error:
-            best.remark(error.location, f"gpipe is left out of the search: {error.message}")
-            if error.missing is None:
-                _write_dropped(best.module, Dropped(what="gpipe", reason=error.message))
-            return best
-        return other if other.step_seconds < best.step_seconds else best
+    def _others(self) -> list[_Estimate]:
+        """The stages for each schedule but 1F1B, those with the shortest step first."""
+        if self.cut.num_micro_batches == 1 or self.cut.num_stages == 1:
+            return []
+        search = OtherSchedules(cut=replace(self._with_costs(self.cut), least_meshes=2))
+        self.run_pass(search, copied(self.layers), lambda *_: None)
+        found: list[_Estimate] = []
+        for schedule, stages in search.found.items():
+            number = self._tried(self.cut, schedule, self.cut.reserve)
+            if isinstance(stages, PassError):
+                self._note(number, outcome="infeasible", reason=stages.message)
+                continue
+            self._note(number, estimated_step_seconds=stages.seconds)
+            if len(stages.meshes) > 1:  # On one mesh all schedules are the same.
+                found.append(_Estimate(schedule, stages, number))
+        return sorted(found, key=lambda it: it.stages.seconds)
+
+    def _finished(self, other: _Estimate, best: Candidate | None) -> Candidate:
+        """The plan of another schedule, as long as its stages predict a shorter step than the best
+        plan so far. Raises PassError."""
+        candidate = Candidate(copied(self.layers), other.number)
+        cut = replace(self._with_costs(self.cut), schedule=other.schedule, stages=other.stages)
+        self.run_pass(cut, candidate.module, candidate.remark)
+        within = inf if best is None else best.step_seconds
+        return self._fitting(self.cut, other.schedule, candidate, within)
+
+    def _note_runner_up(self, best: Candidate) -> None:
+        """Writes down the schedule that comes second, by finished plans and by estimates."""
+        others = [
+            (it.predicted_step_seconds or it.estimated_step_seconds or inf, it)
+            for it in self.plans
+            if it.outcome != "infeasible" and it.schedule != label(best.plan.schedule)
+        ]
+        if others:
+            seconds, second = min(others, key=lambda it: it[0])
+            best.note_runner_up(
+                second.schedule, seconds, estimated=second.predicted_step_seconds is None
+            )
 
     def _planned(self, schedule: str) -> Candidate:
         """The plan with the shortest predicted step under a schedule. Raises PassError."""
@@ -218,9 +263,14 @@ class PlanSearch:
             return error
 
     def _fitting(
-        self, step: StageMeshPartition, schedule: str, candidate: Candidate | NoRoomError
+        self,
+        step: StageMeshPartition,
+        schedule: str,
+        candidate: Candidate | NoRoomError,
+        within: float = inf,
     ) -> Candidate:
-        """The plan of the first stages that fit, from those that are cut without more reserve."""
+        """The plan of the first stages that fit, from those that are cut without more reserve, as
+        long as these predict fewer seconds than `within`. Raises PassError."""
         reserve, again = step.reserve, list[tuple[ir.Location, str]]()
         refused: NoRoomError | None = None
         for number in range(_CUTS):
@@ -228,6 +278,8 @@ class PlanSearch:
                 candidate = self._cut(step, schedule, reserve)
             if isinstance(candidate, NoRoomError):
                 raise refused or candidate
+            if refused is not None and candidate.step_seconds >= within:
+                raise refused
             try:
                 self._finish(candidate)
             except NoRoomError as error:
@@ -244,19 +296,18 @@ class PlanSearch:
 
     def _stages(self, step: StageMeshPartition, schedule: str, reserve: float) -> Candidate:
         """A copy of the layers, cut into stages."""
-        candidate = Candidate(copied(self.layers), len(self.plans))
-        cut = replace(
-            step, schedule=schedule, reserve=reserve, costs=self.costs, workers=self.workers
-        )
-        self.plans.append(
-            TriedPlan(schedule=label(schedule), remat=step.remat, reserve=reserve, outcome="pruned")
-        )
+        candidate = Candidate(copied(self.layers), self._tried(step, schedule, reserve))
+        cut = replace(self._with_costs(step), schedule=schedule, reserve=reserve)
         with self._noting_refusal(candidate):
             self.run_pass(cut, candidate.module, candidate.remark)
         if step.over is not None and step.over.within is not None:
-            self._note(candidate, reserve=reserve - step.over.share)
-        self._note(candidate, estimated_step_seconds=candidate.step_seconds)
+            self._note(candidate.number, reserve=reserve - step.over.share)
+        self._note(candidate.number, estimated_step_seconds=candidate.step_seconds)
         return candidate
+
+    def _with_costs(self, step: StageMeshPartition) -> StageMeshPartition:
+        """The pass with what all candidates share."""
+        return replace(step, costs=self.costs, workers=self.workers)
 
     def _finish(self, candidate: Candidate) -> None:
         """Makes a plan of stages."""
@@ -271,7 +322,7 @@ class PlanSearch:
                     step = replace(step, workers=self.workers)
                 self.run_pass(step, candidate.module, candidate.remark)
         seconds = candidate.step_seconds
-        self._note(candidate, outcome="slower", predicted_step_seconds=seconds)
+        self._note(candidate.number, outcome="slower", predicted_step_seconds=seconds)
 
     @contextmanager
     def _noting_refusal(self, candidate: Candidate) -> Generator[None]:
@@ -279,16 +330,23 @@ class PlanSearch:
         try:
             yield
         except PassError as error:
-            self._note(candidate, outcome="infeasible", reason=error.message)
+            self._note(candidate.number, outcome="infeasible", reason=error.message)
             raise
 
-    def _note(self, candidate: Candidate, **known: Any) -> None:
+    def _tried(self, step: StageMeshPartition, schedule: str, reserve: float) -> int:
+        """The number of a new candidate."""
+        self.plans.append(
+            TriedPlan(schedule=label(schedule), remat=step.remat, reserve=reserve, outcome="pruned")
+        )
+        return len(self.plans) - 1
+
+    def _note(self, number: int, **known: Any) -> None:
         """Notes what is known of a candidate now."""
-        self.plans[candidate.number] = replace(self.plans[candidate.number], **known)
+        self.plans[number] = replace(self.plans[number], **known)
 
     def tried_until(self, best: Candidate) -> Tried:
         """What was tried until the best candidate was known."""
-        self._note(best, outcome="taken")
+        self._note(best.number, outcome="taken")
         return Tried(submeshes=self.costs.tried(), plans=tuple(self.plans))
 
     @cached_property
@@ -298,12 +356,6 @@ class PlanSearch:
             replace(step, solved=self.solved) if isinstance(step, IlpShardAnnotate) else step
             for step in self.steps
         )
-
-
-def _write_dropped(module: ir.Module, dropped: Dropped) -> None:
-    plan = Plan.read(main_function(module)) or Plan()
-    with module.context:
-        replace(plan, dropped=(*plan.dropped, dropped)).write(main_function(module))
 
 
 def copied(module: ir.Module) -> ir.Module:

@@ -71,6 +71,7 @@ from typing import ClassVar, Literal, Self
 from alpa.dialects import body, func, ir
 from alpa.dialects.attributes import read_arguments, read_results, state_pairs
 from alpa.dialects.plan import AccumulateDtype, Plan
+from alpa.dialects.sharding import Sharding
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.input_checks import check_input, check_unplanned
 from alpa.passes.base import Pass, PassError, Remark, errors_at, option
@@ -79,6 +80,7 @@ from alpa.passes.plan.layer_checks import check_layers, check_stages
 from alpa.passes.schedules.planned import check_numbers, checked, chunks_of, label, own
 from alpa.passes.schedules.verify import ScheduleError
 from alpa.passes.sharding.baselines import Intra
+from alpa.passes.sharding.op_seconds import Works
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
 from alpa.passes.solve.stages.problem import Objective
 from alpa.passes.stages.accumulators import widen_accumulators
@@ -96,6 +98,22 @@ from alpa.passes.stages.remat import Remat, rematerialise
 from alpa.passes.stages.shared_meshes import SharedMeshes
 from alpa.passes.stages.tied_gradients import add_tied_gradients
 from alpa.passes.workers import Workers, workers_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """Layers that can be cut, with what the program said of its arguments."""
+
+    program: Clustered
+    held: Mapping[int, Mapping[int, Sharding]]
+    """where states lie, by argument and given mesh"""
+    forced: Mapping[int, Sharding]
+    """shardings of arguments that the user chose"""
+
+    def under(self, schedule: str) -> Self:
+        """The same, to be cut for another schedule."""
+        plan = replace(self.program.plan, schedule=schedule)
+        return replace(self, program=replace(self.program, plan=plan))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +213,25 @@ class StageMeshPartition(Pass):
     """from the planner; None: stages keep to the memory"""
     workers: Workers | None = None
     """processes of the planner, which are not ended; None: its own"""
+    least_meshes: int = 1
+    """from the planner; 2: several stages on a single mesh are of no use"""
+    stages: Stages | None = None
+    """found by the planner for these layers and options; None: they are found here"""
 
     def run(self, module: ir.Module, remark: Remark) -> None:
+        self = replace(self, costs=self.costs or self.new_costs())
+        layers = self.ready(module, remark)
+        stages = self.stages_of(layers, remark) if self.stages is None else self.stages
+        self._merge(layers.program, stages, remark)
+        check_stages(module)
+
+    def ready(self, module: ir.Module, remark: Remark) -> Ready:
+        """Checks the layers and the options, and prepares the layers to be cut.
+
+        Raises:
+            PassError: the layers or the options do not allow it.
+            OptionError: an option is malformed.
+        """
         function = check_input(module, is_checked=self.is_checked)
         check_unplanned(function)
         cluster = self._checked(function)
@@ -219,7 +254,8 @@ class StageMeshPartition(Pass):
             require_roles(function, arguments, results)
         add_tied_gradients(function, lambda layer: layer)
         widened = widen_accumulators(function, results, plan)
-        policy = self._policy(function, cluster, given, remark)
+        meshes = () if self.meshes == "auto" else parse_meshes(self.meshes, cluster)
+        held = take_held(function, meshes)
         shardings = take_forced(function)
         program = Clustered(
             function=function,
@@ -236,6 +272,13 @@ class StageMeshPartition(Pass):
             raise PassError(
                 function, "there is nothing to plan: @main returns its arguments unchanged"
             )
+        return Ready(program=program, held=held, forced=shardings)
+
+    def stages_of(self, layers: Ready, remark: Remark) -> Stages:
+        """The best stages, which are only estimated. Raises PassError and OptionError."""
+        function = layers.program.function
+        self = replace(self, schedule=layers.program.plan.schedule).with_schedule()
+        policy = self._policy(layers, remark)
         costs = self.costs or self.new_costs()
         try:
             with workers_of(self.workers, self.processes) as workers:
@@ -243,21 +286,25 @@ class StageMeshPartition(Pass):
                 def find(program: Clustered) -> Stages:
                     return policy.cut(program, costs, workers)
 
-                over = self.over
+                over, program = self.over, layers.program
                 stages = find(program) if over is None else over.cut(program, find)
         except FolderError as error:
             raise PassError(function, f"costs-folder={self.costs_folder}: {error}") from error
-        stages = forced(stages, shardings, function.arguments)
         if costs.read:
             text = f"the costs of {costs.read} meshes were read from {self.costs_folder}"
             remark(function.location, text)
+        return forced(stages, layers.forced, function.arguments)
+
+    def _merge(self, program: Clustered, stages: Stages, remark: Remark) -> None:
+        """Replaces the layers by fragments on the meshes of their stages."""
+        function = program.function
         if stages.rematerialised:
             rematerialise(function, stages.rematerialised)
         add_tied_gradients(function, stages.layer_stage.__getitem__)
         for one in stages.dropped:
             remark(function.location, f"{one.what} is left out of the search: {one.reason}")
         plan = replace(
-            plan,
+            program.plan,
             estimated_step_seconds=stages.seconds,
             estimated_step_bound=stages.bound,
             predicted_step_seconds=stages.seconds,
@@ -265,12 +312,12 @@ class StageMeshPartition(Pass):
             dropped=stages.dropped,
         )
         graph = Graph.of(body(function))
-        builder = FragmentBuilder(graph, arguments, results, stages, costs.works)
+        works = Works() if self.costs is None else self.costs.works
+        builder = FragmentBuilder(graph, program.arguments, program.results, stages, works)
         with ir.InsertionPoint(function), function.location:
             builder.declare_meshes()
-            builder.build("main", plan, cluster)
+            builder.build("main", plan, program.cluster)
         function.erase()
-        check_stages(module)
 
     def with_schedule(self) -> Self:
         """The same with its schedule as a plan keeps it, and the number of stages that it fixes.
@@ -346,14 +393,10 @@ class StageMeshPartition(Pass):
         alike = len(cluster.kinds) == 1
         return max(fewest, cluster.hosts) if alike and not self.meshes_over_hosts else fewest
 
-    def _policy(
-        self,
-        function: func.FuncOp,
-        cluster: AnyCluster,
-        given: UserShardings | None,
-        remark: Remark,
-    ) -> Policy | SharedMeshes:
+    def _policy(self, layers: Ready, remark: Remark) -> Policy | SharedMeshes:
         """Which stages and meshes are allowed. Raises OptionError and PassError."""
+        program, given = layers.program, layers.program.given
+        function, cluster = program.function, program.cluster
         chunks = chunks_of(self.schedule)
         if chunks > 1:
             self._allow_only(
@@ -363,7 +406,6 @@ class StageMeshPartition(Pass):
                 "the schedule",
             )
         meshes = () if self.meshes == "auto" else parse_meshes(self.meshes, cluster)
-        held = take_held(function, meshes)
         if given is not None and meshes and not given.are_stages(meshes):
             text = f"the program's shardings over @{given.name} fix its mesh, not the option meshes"
             remark(function.location, text)
@@ -383,7 +425,7 @@ class StageMeshPartition(Pass):
             return ExistingMeshes(
                 objective=self.objective,
                 meshes=meshes,
-                held=held,
+                held=layers.held,
                 over_hosts=self.meshes_over_hosts,
             )
         num_stages = None if self.num_stages == "auto" else self.num_stages
@@ -396,6 +438,7 @@ class StageMeshPartition(Pass):
         if chunks > 1:
             return SharedMeshes(
                 num_stages=num_stages,
+                least_meshes=self.least_meshes,
                 mesh_shape=shape,
                 mesh_rank=int(self.mesh_rank),
                 equal_layers=self.equal_layers,

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import numpy as np
 
 from alpa.passes.base import check_kind
-from alpa.passes.schedules.planned import SEARCHED, TERAPIPE, checked, of_words
+from alpa.passes.schedules.planned import TERAPIPE, checked, of_words
 
 
 def check_literal(name: str, value: Any, kind: Any) -> None:
@@ -36,7 +36,7 @@ def schedule_text(schedule: Any) -> str:
             for work in row:
                 check_kind("work in schedule", work, str)
         return of_words(schedule)
-    return schedule if schedule in (*SEARCHED, TERAPIPE) else checked(schedule)
+    return schedule if schedule in ("auto", TERAPIPE) else checked(schedule)
 
 
 def check_count(name: str, value: Any, least: int) -> None:

@@ -9,7 +9,7 @@ from typing import NoReturn, get_args
 
 from alpa.dialects.plan import AccumulateDtype
 from alpa.passes.schedules.named import NAMES
-from alpa.passes.schedules.planned import SEARCHED, TERAPIPE
+from alpa.passes.schedules.planned import TERAPIPE
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
 from alpa.runtime.choices import ChoiceError, parse_choice
@@ -146,10 +146,9 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--schedule",
         default="auto",
-        metavar="|".join([*SEARCHED, *NAMES, TERAPIPE, "FILE"]),
-        help="order of the micro-batches; auto: the faster one of gpipe and 1f1b; all: the fastest "
-        "one with a name; terapipe: gpipe with sequences cut into token slices; FILE: a table of "
-        "your own; default: auto",
+        metavar="|".join(["auto", *NAMES, TERAPIPE, "FILE"]),
+        help="order of the micro-batches; auto: the fastest one with a name; terapipe: gpipe with "
+        "sequences cut into token slices; FILE: a table of your own; default: auto",
     )
     add(
         "--intra",

@@ -14,7 +14,7 @@ import shtab
 
 from alpa.passes.cost.presets import PRESETS
 from alpa.passes.schedules.named import NAMES
-from alpa.passes.schedules.planned import SEARCHED, TERAPIPE
+from alpa.passes.schedules.planned import TERAPIPE
 from alpa.tools import alpa_calibrate, alpa_opt, alpa_plan_arguments, zoo
 
 _FOLDERS = ("export", "verify_cache", "costs_folder")
@@ -120,7 +120,7 @@ def _completed(parser: argparse.ArgumentParser, shell: str, function: str) -> st
     words = {
         "_alpa_program": [f"zoo:{name}" for name in zoo.names()],
         "_alpa_cluster": [f"{name}:1x8" for name in PRESETS],
-        "_alpa_schedule": [*SEARCHED, *NAMES, TERAPIPE],
+        "_alpa_schedule": ["auto", *NAMES, TERAPIPE],
     }
     preamble = (function.format(name=it, words=" ".join(words[it])) for it in words)
     return shtab.complete(parser, shell, preamble="\n".join(preamble))

@@ -188,9 +188,11 @@ class PlanReport:
     predicted_peak_bytes: tuple[int, ...]
     accumulate_dtype: AccumulateDtype
     runner_up: str
-    """the schedule of the second best plan; empty if only one was finished"""
+    """the schedule that comes second; empty if one only was planned"""
     runner_up_seconds: float
     """its predicted step"""
+    runner_up_is_estimated: bool
+    """whether that is the estimate of its stages, because their plan was not finished"""
     dropped: tuple[Dropped, ...]
     """candidates that the search left out because a solver ran out of time or failed"""
     micro_batches: str | None

@@ -57,6 +57,20 @@ def plan_table(module: ir.Module, report: PlanReport | None = None) -> str:
     return printable("\n\n".join(text for text in texts if text) + "\n")
 
 
+def _loss(report: PlanReport) -> str:
+    """By how much the schedule that comes second is slower."""
+    second = report.runner_up_seconds
+    if not report.runner_up_is_estimated:
+        more = percent(second / report.predicted_step_seconds - 1)
+        return f"its plan takes {seconds_text(second)}, {more} longer"
+    # Its plan was not finished: estimates are compared with estimates.
+    best = report.estimated_step_seconds
+    return (
+        f"its stages are estimated at {seconds_text(second)}, those of {report.schedule} at "
+        f"{seconds_text(best)}"
+    )
+
+
 def headlines(report: PlanReport) -> Iterator[str]:
     """What was planned for which machine, and what is proven about it."""
     machine, idle = report.cluster or "a cluster of no name", set[int]()
@@ -74,12 +88,8 @@ def headlines(report: PlanReport) -> Iterator[str]:
         f"{count_text(batches, 'micro-batch', 'micro-batches')}, "
         f"{report.schedule}, predicted step {seconds_text(report.predicted_step_seconds)}"
     )
-    if report.runner_up and report.predicted_step_seconds:
-        more = percent(report.runner_up_seconds / report.predicted_step_seconds - 1)
-        yield (
-            f"schedules: {report.runner_up} comes second; its plan takes "
-            f"{seconds_text(report.runner_up_seconds)}, {more} longer"
-        )
+    if report.runner_up:
+        yield f"schedules: {report.runner_up} comes second; {_loss(report)}"
     if idle:
         yield f"left idle: {count_text(len(idle), 'host')} ({ranges_text(sorted(idle))})"
     if batches > 1:

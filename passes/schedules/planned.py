@@ -22,10 +22,8 @@ from alpa.passes.schedules.work import Work, WorkLists
 _CHUNKS = re.compile(r"interleaved-1f1b:([1-9]\d*)")
 T_SCHEDULES = ("gpipe", "1f1b")
 """Schedules whose steps T estimates, the objective of the stage DP (`solve/stages/problem.py`)."""
-SEARCHED = ("auto", "all")
-"""What an option says to search for a schedule: in `T_SCHEDULES`, or in all with a name."""
-OTHERS = (*(name for name in NAMES if name not in T_SCHEDULES), "interleaved-1f1b:4")
-"""Schedules that only `all` searches."""
+OTHERS = (*(name for name in NAMES if name != "1f1b"), "interleaved-1f1b:4")
+"""What is searched beside 1F1B, if no schedule is asked for."""
 _BY_STAGES_BEHIND = ("gpipe", "1f1b", "eager-1f1b")
 """Schedules under which what a stage keeps depends on the stages behind it alone."""
 TERAPIPE = "terapipe"

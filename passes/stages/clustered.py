@@ -71,6 +71,11 @@ class Clustered:
         return 1 + max((n for o in self.origins if (n := o.layer) is not None), default=0)
 
     @property
+    def trains(self) -> bool:
+        """Whether there are backward parts."""
+        return any(origin.part == "backward" for origin in self.origins)
+
+    @property
     def always_rematerialised(self) -> frozenset[int]:
         """The layers that no stage leaves as they are."""
         return frozenset(range(self.num_layers) if self.remat == "layer" else ())

@@ -29,8 +29,7 @@ def check_hosts(program: Clustered, mesh: str, hosts: Sequence[int], over_hosts:
 def schedule_on(program: Clustered, stages: int) -> WorkLists:
     """The lists of the program's schedule for so many stages. Raises ScheduleError."""
     plan = program.plan
-    trains = any(origin.part == "backward" for origin in program.origins)
-    return lists_of(plan.schedule, stages, plan.num_micro_batches, has_backward=trains)
+    return lists_of(plan.schedule, stages, plan.num_micro_batches, has_backward=program.trains)
 
 
 def simulated_seconds(program: Clustered, cut: Cut) -> float:

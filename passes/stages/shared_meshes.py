@@ -38,6 +38,7 @@ class SharedMeshes:
 
     num_stages: int | None
     """on all meshes together; None: searched"""
+    least_meshes: int
     mesh_shape: tuple[int, ...] | None
     """the logical shape of every mesh; None: searched"""
     mesh_rank: int
@@ -99,7 +100,10 @@ class SharedMeshes:
         if not found:
             raise PassError(program.function, self._refusal(program, refused))
         # On one mesh there is no pipeline, and stages are of no use.
-        return [it for it in found if it[0].num_meshes > 1] or found
+        several = [it for it in found if it[0].num_meshes > 1]
+        if not several and self.least_meshes > 1:
+            raise PassError(program.function, "only one mesh is possible, which needs no stages")
+        return several or found
 
     def _refusal(self, program: Clustered, refused: Sequence[str]) -> str:
         """Why there is no number of meshes, and what to do."""

@@ -14,9 +14,11 @@ from alpa.dialects import ir, main_function, parse
 from alpa.dialects.plan import Plan, read_meshes
 from alpa.passes.alpa import Alpa
 from alpa.passes.base import Pass, PassError, Remark
-from alpa.passes.stage_mesh_partition import StageMeshPartition
+from alpa.passes.plan_search import OtherSchedules
+from alpa.passes.schedules.planned import OTHERS
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
 from alpa.passes.stages.costing import LayerCosts
+from alpa.passes.stages.merge import Stages
 from alpa.passes.tried import Tried
 from test.passes.test_alpa import TIGHT, TWO, lowered
 
@@ -62,7 +64,7 @@ def test_the_fastest_plan_is_taken(program: str) -> None:
     found, module = tried(program, TWO)
     plan = Plan.read(main_function(module))
     assert plan is not None
-    assert [it.schedule for it in found.plans] == ["1f1b", "gpipe"]
+    assert [it.schedule for it in found.plans] == ["1f1b", *OTHERS]
     (taken,) = (it for it in found.plans if it.outcome == "taken")
     assert taken.schedule == plan.schedule
     assert taken.estimated_step_seconds == plan.estimated_step_seconds
@@ -76,12 +78,14 @@ def test_a_cut_that_is_no_faster_is_not_finished(program: str, share: float, out
 
     def run(step: Pass, module: ir.Module, remark: Remark) -> None:
         step.run(module, remark)
+        if isinstance(step, OtherSchedules):
+            stages = step.found["gpipe"]
+            assert isinstance(stages, Stages)
+            step.found.clear()
+            step.found["gpipe"] = replace(stages, seconds=share * stages.seconds)
         plan = Plan.read(main_function(module))
-        if plan is None or plan.schedule != "gpipe":
-            return
-        is_cut = isinstance(step, StageMeshPartition)
-        seconds = share * plan.predicted_step_seconds if is_cut else 2.0
-        replace(plan, predicted_step_seconds=seconds).write(main_function(module))
+        if plan is not None and plan.schedule == "gpipe":
+            replace(plan, predicted_step_seconds=2.0).write(main_function(module))
 
     found, _ = tried(program, TWO, run=run)
     assert [it.outcome for it in found.plans] == ["taken", outcome]
