@@ -254,6 +254,7 @@ class StageMeshPartition(Pass):
             require_roles(function, arguments, results)
         add_tied_gradients(function, lambda layer: layer)
         widened = widen_accumulators(function, results, plan)
+        self._check_shared(function)
         meshes = () if self.meshes == "auto" else parse_meshes(self.meshes, cluster)
         held = take_held(function, meshes)
         shardings = take_forced(function)
@@ -398,13 +399,7 @@ class StageMeshPartition(Pass):
         program, given = layers.program, layers.program.given
         function, cluster = program.function, program.cluster
         chunks = chunks_of(self.schedule)
-        if chunks > 1:
-            self._allow_only(
-                {"meshes": ("auto",), "fixed_stages": ("",), "objective": ("step",)},
-                function,
-                f"{label(self.schedule)} has {chunks} stages on each of several equal meshes",
-                "the schedule",
-            )
+        self._check_shared(function)
         meshes = () if self.meshes == "auto" else parse_meshes(self.meshes, cluster)
         if given is not None and meshes and not given.are_stages(meshes):
             text = f"the program's shardings over @{given.name} fix its mesh, not the option meshes"
@@ -453,6 +448,17 @@ class StageMeshPartition(Pass):
             fixed=parse_stages(self.fixed_stages),
             over_hosts=self.meshes_over_hosts,
         )
+
+    def _check_shared(self, function: func.FuncOp) -> None:
+        """Raises PassError for an option that a schedule with several stages per mesh excludes."""
+        chunks = chunks_of(self.schedule)
+        if chunks > 1:
+            self._allow_only(
+                {"meshes": ("auto",), "fixed_stages": ("",), "objective": ("step",)},
+                function,
+                f"{label(self.schedule)} has {chunks} stages on each of several equal meshes",
+                "the schedule",
+            )
 
     def _check_given(self, given: UserShardings, cluster: AnyCluster, num_stages: int) -> None:
         """Checks that the mesh of the program's own shardings can be that of each stage.

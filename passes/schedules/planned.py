@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from alpa.passes.schedules.measure import peak
+from alpa.passes.schedules.measure import Costs, measure, peak
 from alpa.passes.schedules.named import NAMES, Name, schedule_of, stages_per_mesh
 from alpa.passes.schedules.one_stage import forward_only, stage_list
 from alpa.passes.schedules.table import from_words, parse_table, to_table
@@ -80,6 +80,28 @@ def hidden_share(schedule: str, overlap: float) -> float:
     full. Eager 1F1B keeps enough micro-batches in flight to hide all of them.
     """
     return overlap if schedule in ("gpipe", "eager-1f1b") else 0.0
+
+
+@lru_cache(maxsize=256)
+def fill_share(schedule: str, stages: int, batches: int) -> float:
+    """The bubble of a schedule, as a share of that of GPipe and 1F1B on as many meshes.
+
+    It is that of equal stages, whose parts of a backward take as long as a forward. 1 on one mesh,
+    and for a user's own schedule.
+
+    Raises:
+        ScheduleError: the schedule does not admit these numbers.
+    """
+    if schedule in T_SCHEDULES or own(schedule) is not None:
+        return 1.0
+    lists = lists_of(schedule, stages, batches)
+    if lists.num_meshes == 1:
+        return 1.0
+    costs = Costs.uniform(stages)
+    each = chunks_of(schedule) * (
+        costs.forward[0] + costs.backward_input[0] + costs.backward_weight[0]
+    )
+    return measure(lists, costs).bubble / ((lists.num_meshes - 1) * each)
 
 
 def chunks_of(schedule: str) -> int:

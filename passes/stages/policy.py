@@ -26,7 +26,7 @@ from alpa.passes.solve.stages.problem import Objective, Problem
 from alpa.passes.stages.class_problem import Submesh
 from alpa.passes.stages.clustered import Clustered, even_seconds
 from alpa.passes.stages.costing import LayerCosts
-from alpa.passes.stages.cut_stages import WITHIN, check_hosts, simulated_seconds, stages_of
+from alpa.passes.stages.cut_stages import WITHIN, check_hosts, fastest, stages_of
 from alpa.passes.stages.existing_meshes import ExistingMeshes
 from alpa.passes.stages.fixed_stages import FixedStage, check_fixed, restricted, with_shapes
 from alpa.passes.stages.merge import Stages
@@ -134,15 +134,13 @@ class AnyMeshes:
                 f"no cut has the stages fixed-stages={text}: {error.message}; stages use all "
                 "devices of the cluster",
             ) from error
+        is_t = program.plan.schedule in T_SCHEDULES or own(program.plan.schedule) is not None
+        if self.objective == "step" and not is_t:
+            cut = fastest(program, cut)
         meshes = placed(cut, program.cluster)
         stages = stages_of(program, cut, meshes, range(len(meshes)))
         stages = replace(stages, dropped=(*stages.dropped, *self._left_out(program)))
-        if self.objective != "step":
-            return stages
-        if program.plan.schedule in T_SCHEDULES or own(program.plan.schedule) is not None:
-            return replace(stages, bound=cut.bound)
-        # T is that of 1F1B: it bounds no other schedule.
-        return replace(stages, seconds=simulated_seconds(program, cut))
+        return replace(stages, bound=cut.bound) if self.objective == "step" and is_t else stages
 
     def _check_stages(self, program: Clustered) -> None:
         """Raises MeshOverHostsError if there are fewer stages than hosts, and each needs its own.

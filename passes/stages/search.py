@@ -66,6 +66,8 @@ class Cut:
     """of T: that of the first solution, which knows the costs of one device only"""
     dropped: tuple[Dropped, ...]
     """meshes that were left out"""
+    others: tuple[Cut, ...] = ()
+    """cuts that the DP found on the way, whose costs are known, too"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +117,8 @@ class Search:
         while True:
             offers = [(it, mesh) for mesh in meshes for it in mesh.candidates()]
             try:
-                problem, stages = self._solved(offers)
+                problem, solution = self._solved(offers)
+                stages = solution.stages
             except NoCutInMemoryError as error:
                 if only is None:
                     needs = self._needs([it for it, _ in offers]) + self._narrower()
@@ -132,18 +135,14 @@ class Search:
             used = [offers[stage.submesh] for stage in stages]
             unknown = _unknown(used)
             if not unknown:
-                return Cut(
-                    stages=stages,
-                    candidates=tuple(it for it, _ in used),
-                    meshes=tuple(mesh.number for _, mesh in used),
-                    kinds=tuple(mesh.one.kind for _, mesh in used),
-                    each=tuple(problem.a(stages)),
-                    beside=tuple(problem.beside(stages)),
-                    updates=tuple(float(problem.u[s.first, s.last, s.submesh]) for s in stages),
-                    seconds=seconds,
-                    bound=_verified(bound, seconds),
-                    dropped=tuple(dict.fromkeys(_dropped(every))),
-                )
+                dropped = tuple(dict.fromkeys(_dropped(every)))
+                cut = _cut(problem, stages, offers, _verified(bound, seconds), dropped)
+                known = [
+                    _cut(problem, other, offers, cut.bound, dropped)
+                    for other in solution.others
+                    if not _unknown([offers[stage.submesh] for stage in other])
+                ]
+                return replace(cut, others=tuple(known))
             if self._recall(ones, every):
                 continue
             again = dict.fromkeys(m.one for it, m in used if it.is_bound and it.remat)
@@ -190,7 +189,7 @@ class Search:
         if not idle or not offers:
             return
         try:
-            _, stages = self._solved(offers)
+            stages = self._solved(offers)[1].stages
         except NoCutError:
             return  # Each cut needs the costs that are on their way.
         used = [offers[stage.submesh] for stage in stages]
@@ -198,8 +197,8 @@ class Search:
         for mesh, remat in found[:idle]:
             mesh.begin(remat=remat)
 
-    def _solved(self, offers: Sequence[_Offer]) -> tuple[Problem, tuple[Stage, ...]]:
-        """The problem of some candidates, and the stages of its best cut. Raises `NoCutError`."""
+    def _solved(self, offers: Sequence[_Offer]) -> tuple[Problem, Solution]:
+        """The problem of some candidates, and its solution. Raises `NoCutError`."""
         program = self.program
         problem = self.restrict(
             stage_problem(
@@ -224,8 +223,7 @@ class Search:
         if not found:
             assert refused is not None
             raise refused
-        stages = min(found, key=lambda it: (it.moved, it.objective)).stages
-        return problem, stages
+        return problem, min(found, key=lambda it: (it.moved, it.objective))
 
     def _planned_on_one_device(self, find: Callable[[], object]) -> None:
         """Finds costs on one device. Raises PassError where there are none."""
@@ -306,6 +304,28 @@ def _unknown(used: Sequence[_Offer]) -> dict[MeshCandidates, bool]:
         if candidate.is_bound:
             found[mesh] = found.get(mesh, False) or candidate.remat > 0
     return found
+
+
+def _cut(
+    problem: Problem,
+    stages: tuple[Stage, ...],
+    offers: Sequence[_Offer],
+    bound: float,
+    dropped: tuple[Dropped, ...],
+) -> Cut:
+    used = [offers[stage.submesh] for stage in stages]
+    return Cut(
+        stages=stages,
+        candidates=tuple(it for it, _ in used),
+        meshes=tuple(mesh.number for _, mesh in used),
+        kinds=tuple(mesh.one.kind for _, mesh in used),
+        each=tuple(problem.a(stages)),
+        beside=tuple(problem.beside(stages)),
+        updates=tuple(float(problem.u[s.first, s.last, s.submesh]) for s in stages),
+        seconds=problem.step_seconds(stages),
+        bound=bound,
+        dropped=dropped,
+    )
 
 
 def _verified(bound: float, seconds: float) -> float:

@@ -5,8 +5,8 @@ cut into p v stages by the stage DP, as if there were v times the devices, each 
 memory: a stage takes up to its even share of its mesh. So all stages get about equally long, as
 these schedules need. The schedule then says which mesh each stage is on.
 
-The DP's T is that of a mesh for each stage. Numbers of meshes and logical shapes are compared by
-the simulated schedule instead (`cut_stages.simulated_seconds`).
+Numbers of meshes, logical shapes and the cuts that the DP finds on its way are compared by the
+simulated schedule (`cut_stages.fastest`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from alpa.passes.solve.stages.problem import Problem
 from alpa.passes.stages.class_problem import Submesh
 from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.costing import LayerCosts
-from alpa.passes.stages.cut_stages import schedule_on, simulated_seconds, stages_of
+from alpa.passes.stages.cut_stages import fastest, schedule_on, stages_of
 from alpa.passes.stages.merge import Stages
 from alpa.passes.stages.policy import logical_shapes, placed
 from alpa.passes.stages.search import Cut, Search
@@ -55,7 +55,7 @@ class SharedMeshes:
             except PassError as error:
                 refused = refused or error
                 continue
-            cut = replace(cut, seconds=simulated_seconds(program, cut))
+            cut = fastest(program, cut)
             meshes, numbers = _placed(program, schedule, cut), range(schedule.num_stages)
             stages = stages_of(program, cut, meshes, numbers, schedule.mesh_of)
             if best is None or stages.seconds < best.seconds:

@@ -7,13 +7,20 @@ longer) and ``u_i`` (seconds of the update), the seconds of a step are
 
     T = sum_i a_i + (B - 1) max_i b_i + max_i u_i                       (paper, eq. 2, extended)
 
+under GPipe and 1F1B. Under other schedules pipelines fill and drain faster, and with v stages per
+mesh, the mesh of the slowest stage takes v times what that does, if its stages are alike:
+
+    T = e sum_i a_i + v ((B - e) max_i b_i + max_i u_i)
+
+where e is the schedule's bubble for equal stages, as a share of that of 1F1B (`fill_share`). This T
+chooses the cut. The step that the search then compares is that of the simulated schedule.
+
 A stage that has s stages from itself to the last keeps min(B, s) micro-batches in flight under
 1F1B, B under GPipe, min(B, 2s - 1) under eager 1F1B, and min(B, S) of S stages under ZB-H1;
-``max_in_flight`` says whether memory admits that (eq. 5). T is that of GPipe and 1F1B under every
-schedule.
+``max_in_flight`` says whether memory admits that (eq. 5).
 
-**How T relates to the simulated step** (`passes.schedules`), where nothing hides transfers, so that
-b_i = a_i. Let p_i be the seconds of stage i's
+**How T relates to the simulated step** of GPipe and 1F1B (`passes.schedules`), where nothing hides
+transfers, so that b_i = a_i. Let p_i be the seconds of stage i's
 forward with the transfer into it, q_i those of its backward with the transfer into it, so that
 a_i = p_i + q_i. An update waits only for the last backward of its own stage. With
 
@@ -65,7 +72,7 @@ from typing import Literal
 
 import numpy as np
 
-from alpa.passes.schedules.planned import in_flight
+from alpa.passes.schedules.planned import chunks_of, fill_share, in_flight
 from alpa.passes.solve.errors import VerificationError
 from alpa.passes.solve.stages.placement import Group, blocks
 
@@ -197,11 +204,16 @@ class Problem:
                 f"{given.mesh_of}"
             )
 
+    @property
+    def counted_stages(self) -> int | None:
+        """How many stages the schedule counts, where that is known: a given mesh without layers
+        counts, too."""
+        return self.num_stages if self.given is None else len(self.given.far)
+
     def in_flight(self, stages_to_last: int, stages: int | None = None) -> int:
         """Micro-batches that a stage keeps, by the number of stages from it to the last one, and of
         all stages where that is known."""
-        if stages is None:
-            stages = self.num_stages if self.given is None else len(self.given.far)
+        stages = stages or self.counted_stages
         return in_flight(self.schedule, self.num_micro_batches, stages_to_last, stages)
 
     def objective(self, stages: tuple[Stage, ...]) -> float:
@@ -289,10 +301,17 @@ class Problem:
         u = max(float(self.u[s.first, s.last, s.submesh]) for s in stages)
         return max(self.b(stages)), u, sum(self.a(stages))
 
+    def weights(self, stages: int) -> tuple[float, float, float]:
+        """What counts how often in T for so many stages: max b, max u and the sum of a."""
+        fill = fill_share(self.schedule, stages, self.num_micro_batches)
+        chunks = chunks_of(self.schedule)
+        return chunks * (self.num_micro_batches - fill), chunks, fill
+
     def step_seconds(self, stages: tuple[Stage, ...]) -> float:
         """T of a cut, in seconds."""
-        b, u, total = self.maxima(stages)
-        return total + (self.num_micro_batches - 1) * b + u
+        weights = self.weights(self.counted_stages or len(stages))
+        parts = zip(weights, self.maxima(stages), strict=True)
+        return sum(weight * part for weight, part in parts)
 
     def moved(self, stages: tuple[Stage, ...]) -> float:
         """Bytes of held state that a cut moves."""
@@ -312,6 +331,8 @@ class Solution:
     moved: float = 0.0
     """bytes of held state"""
     evaluations: int
+    others: tuple[tuple[Stage, ...], ...] = ()
+    """cuts that were found on the way, each the best under some bounds of b and u"""
 
 
 def verify(problem: Problem, solution: Solution) -> None:

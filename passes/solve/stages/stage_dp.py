@@ -87,8 +87,7 @@ def _best_of_numbers(problem: Problem) -> Solution:
     if not found:
         assert refused is not None, "there is at least one layer"
         raise refused
-    best = min(found, key=lambda solution: solution.objective)
-    return replace(best, evaluations=sum(solution.evaluations for solution in found))
+    return _best(found)
 
 
 def _best_of_equal(problem: Problem) -> Solution:
@@ -112,8 +111,18 @@ def _best_of_equal(problem: Problem) -> Solution:
             f"into equal submeshes of {_shapes(problem)}"
         )
         raise NoCutError(f"no {wanted}stages of equally many layers: {reason}")
+    return _best(found)
+
+
+def _best(found: Sequence[Solution]) -> Solution:
+    """The best one, with the cuts of all."""
     best = min(found, key=lambda solution: solution.objective)
-    return replace(best, evaluations=sum(solution.evaluations for solution in found))
+    every = [cut for solution in found for cut in (solution.stages, *solution.others)]
+    return replace(
+        best,
+        evaluations=sum(solution.evaluations for solution in found),
+        others=tuple(cut for cut in every if cut != best.stages),
+    )
 
 
 def _equal(problem: Problem, count: int) -> Problem:
@@ -136,8 +145,10 @@ def _solve(problem: Problem) -> Solution:
         stages=stages,
         moved=table.moved,
         evaluations=table.evaluations,
+        others=tuple(cut for cut in table.cuts if cut != stages),
     )
-    verify(problem, solution)
+    for cut in (stages, *solution.others):
+        verify(problem, replace(solution, stages=cut, objective=problem.objective(cut)))
     return solution
 
 
@@ -161,7 +172,8 @@ def _shortest_step(problem: Problem, table: _Table) -> tuple[Stage, ...] | None:
     b_values = _values(table.b)
     u_values = _values(table.u)
     best: tuple[float, tuple[Stage, ...]] = (inf, ())
-    factor = problem.num_micro_batches - 1
+    # Where their number is open, T weighs alike for all numbers of stages (`needs_number`).
+    each_b, each_u, each = problem.weights(problem.counted_stages or 1)
     # A box holds the solutions whose maxima are in b_values[b0:b1] and u_values[u0:u1].
     boxes = [(-inf, 0, b_values.size, 0, u_values.size)]
     sums = _Sums()
@@ -171,7 +183,8 @@ def _shortest_step(problem: Problem, table: _Table) -> tuple[Stage, ...] | None:
         if bound >= enough:
             break
         corner = float(b_values[b1 - 1]), float(u_values[u1 - 1])
-        if sums.least(*corner) + factor * float(b_values[b0]) + float(u_values[u0]) >= enough:
+        least = each_b * float(b_values[b0]) + each_u * float(u_values[u0])
+        if each * sums.least(*corner) + least >= enough:
             continue
         stages = table.cut(*corner)
         if stages is None:
@@ -181,9 +194,10 @@ def _shortest_step(problem: Problem, table: _Table) -> tuple[Stage, ...] | None:
         b_max, u_max, total = problem.maxima(stages)
         sums.add(*corner, total)
         # What is better has a maximum that leaves room for this sum, the least in the box.
-        left = best[0] - total
-        b1 = min(b1, _below(b_values, (left - float(u_values[u0])) / factor if factor else inf))
-        u1 = min(u1, _below(u_values, left - factor * float(b_values[b0])))
+        left = best[0] - each * total
+        most_b = (left - each_u * float(u_values[u0])) / each_b if each_b else inf
+        b1 = min(b1, _below(b_values, most_b))
+        u1 = min(u1, _below(u_values, (left - each_b * float(b_values[b0])) / each_u))
         # And one of its maxima is smaller than that of these stages.
         b_at, u_at = min(b1, _below(b_values, b_max)), min(u1, _below(u_values, u_max))
         b_middle, u_middle, b_same = (b0 + b_at) // 2, (u0 + u_at) // 2, max(b0, b_at)
@@ -195,8 +209,8 @@ def _shortest_step(problem: Problem, table: _Table) -> tuple[Stage, ...] | None:
         )
         for b_from, b_to, u_from, u_to in parts:
             if b_from < b_to and u_from < u_to:
-                least = total + factor * float(b_values[b_from]) + float(u_values[u_from])
-                heapq.heappush(boxes, (least, b_from, b_to, u_from, u_to))
+                least = each_b * float(b_values[b_from]) + each_u * float(u_values[u_from])
+                heapq.heappush(boxes, (each * total + least, b_from, b_to, u_from, u_to))
     return best[1] or None
 
 
@@ -290,6 +304,8 @@ class _Table:
         possible &= np.triu(np.ones((layers, layers), dtype=bool))[:, :, None]
         self.moved = 0.0
         self.evaluations = 0
+        self.cuts: dict[tuple[Stage, ...], None] = {}
+        """those that were found"""
         """how often `cut` ran"""
         # [k, d]: whether the first of the last d meshes may stay without layers.
         self._may_be_empty = np.zeros((layers + 1, self._width + 1), dtype=bool)
@@ -438,7 +454,10 @@ class _Table:
         for it in self._several[:-1]:  # The groups before it may be left out.
             whole = least[:, :, 0, self._width]
             np.minimum(whole, least[:, :, 0, it.begin], out=whole)
-        return self._trace(b_max, u_max, least)
+        found = self._trace(b_max, u_max, least)
+        if found is not None:
+            self.cuts[found] = None
+        return found
 
     def _fastest(self, b_max: float, u_max: float) -> np.ndarray:
         """[s, i, j, g, where]: of the submeshes of kind g that memory admits at stage s, under the

@@ -18,6 +18,7 @@ from alpa.passes.schedules.named import NAMES
 from alpa.passes.schedules.planned import (
     checked,
     chunks_of,
+    fill_share,
     in_flight,
     label,
     lists_of,
@@ -182,7 +183,7 @@ def test_an_own_schedule_may_have_several_stages_per_mesh() -> None:
 
 def test_a_schedule_may_split_some_backwards() -> None:
     text = zoo.get("gpt-tiny", optimizer="sgd", num_layers=2).lower(1)
-    module = alpa.passes.run(text, f"alpa{{{OPTIONS}}},split-backward")
+    module = alpa.passes.run(text, f"alpa{{{OPTIONS} schedule=1f1b}},split-backward")
     program = read_planned(module)
     program = replace(program, plan=replace(program.plan, schedule=SPLIT))
     verify(write_script(program))
@@ -200,3 +201,26 @@ def test_a_plan_for_other_numbers_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ir.MLIRError, match=message):
             alpa.passes.run(text, f"alpa{{cluster=cpu:1x2 {options} schedule={file}}}")
+
+
+@pytest.mark.parametrize("meshes", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    ("schedule", "share"),
+    [
+        ("gpipe", 1),
+        ("1f1b", 1),
+        ("eager-1f1b", 1),
+        ("interleaved-1f1b", 1 / 2),
+        ("interleaved-1f1b:4", 1 / 4),
+        ("zb-h1", 1 / 3),
+        ("zb-v", 1 / 6),
+        ("dualpipe-v", 1 / 6),
+    ],
+)
+def test_the_bubble_beside_that_of_1f1b(schedule: str, share: float, meshes: int) -> None:
+    found = fill_share(schedule, meshes * chunks_of(schedule), 16)
+    assert found == pytest.approx(share if meshes > 1 else 1)
+
+
+def test_the_bubble_of_a_table_is_not_known() -> None:
+    assert fill_share(ONE_LINE, 2, 3) == 1

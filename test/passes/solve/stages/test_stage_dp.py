@@ -75,16 +75,43 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
-@settings(max_examples=300, deadline=None)
-@given(problem=problems())
-def test_equals_brute_force(problem):
+def check(problem: Problem) -> None:
+    """That the solution is as good as that of brute force."""
     best = brute_force(problem)
     if best == inf:
         with pytest.raises(NoCutError):
             solve(problem)
     else:
-        solution = solve(problem)
-        assert solution.objective == pytest.approx(best, rel=1e-9)
+        assert solve(problem).objective == pytest.approx(best, rel=1e-9)
+
+
+@settings(max_examples=300, deadline=None)
+@given(problem=problems())
+def test_equals_brute_force(problem):
+    check(problem)
+
+
+@settings(max_examples=50, deadline=None)
+@given(problem=problems(), schedule=st.sampled_from(["zb-v", "v-half", "dualpipe-v"]))
+def test_several_stages_on_each_mesh(problem: Problem, schedule: str) -> None:
+    """A stage has a device of its own here: an even share of that of its mesh."""
+    layers, shapes = problem.num_layers, ((1, 1),)
+    count = 2 * max(1, layers // 2)
+    if layers < count:
+        return
+    problem = replace(
+        problem,
+        groups=(Group(0, count, 1),),
+        submeshes=shapes,
+        hidden=None,
+        num_micro_batches=count + 2,
+        schedule=schedule,
+        num_stages=count,
+        minimise="step",
+        **{name: getattr(problem, name)[..., :1] for name in ("t", "u", "max_in_flight")},
+        **{name: getattr(problem, name)[:, :1] for name in ("c", "back")},
+    )
+    check(problem)
 
 
 def uniform(layers: int = 4, hosts: int = 1, devices: int = 4) -> Problem:

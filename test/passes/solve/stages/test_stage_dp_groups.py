@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alpa.passes.schedules.planned import fill_share
 from alpa.passes.solve.errors import VerificationError
 from alpa.passes.solve.stages.placement import Group, orders, place_on_kinds, submeshes
 from alpa.passes.solve.stages.problem import (
@@ -79,7 +80,8 @@ def objective(problem: Problem, bounds: Sequence[tuple[int, int]], found: Sequen
         updates.append(problem.u[i, j, m])
     if max(a) == inf or problem.minimise == "throughput":
         return max(a)
-    return float(sum(a) + (problem.num_micro_batches - 1) * max(a) + max(updates))
+    fill = fill_share(problem.schedule, len(bounds), problem.num_micro_batches)
+    return float(fill * sum(a) + (problem.num_micro_batches - fill) * max(a) + max(updates))
 
 
 def brute_force(problem: Problem) -> float:
