@@ -115,8 +115,7 @@ class _Estimate(NamedTuple):
 class OtherSchedules(Pass):
     """Finds stages of a training step for each schedule but 1F1B, or why there are none.
 
-    It is `stage-mesh-partition` without a result: the layers are ready to be cut for any schedule
-    afterwards.
+    It is `stage-mesh-partition` without a result: the module is empty afterwards.
     """
 
     name: ClassVar[str] = StageMeshPartition.name
@@ -130,6 +129,8 @@ class OtherSchedules(Pass):
                 self.found[schedule] = self.cut.stages_of(layers.under(schedule), remark)
             except PassError as error:
                 self.found[schedule] = error
+        for op in list(module.body.operations):  # Layers that are ready are no valid IR.
+            op.operation.erase()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,6 +78,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import ClassVar
 
 from alpa.dialects import body, ir, main_function, mpmd, terminator
@@ -90,9 +91,17 @@ from alpa.dialects.attributes import (
     SECONDS,
     read_float,
 )
-from alpa.dialects.mpmd_types import MeshTensor, Origin, fragment, mesh_of, return_, stage_of
+from alpa.dialects.mpmd_types import (
+    MeshTensor,
+    Origin,
+    fragment,
+    mesh_of,
+    read_topology,
+    return_,
+    stage_of,
+)
 from alpa.dialects.records import f64, i64
-from alpa.dialects.sharding import Sharding, op_shardings
+from alpa.dialects.sharding import Mesh, Sharding, op_shardings
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import Graph, replace_operands
 from alpa.passes.base import NoRoomError, Pass, PassError, Remark, errors_at
@@ -123,6 +132,7 @@ class SplitBackward(Pass):
         function = main_function(module)
         costs = FragmentCosts.of(function)
         weights = program.gradients - program.micro_used
+        meshes = read_topology(function)
         ops = list(body(function).operations)
         for step, op in zip(program.steps, ops, strict=False):
             if not isinstance(step, Fragment) or not isinstance(op, mpmd.FragmentOp):
@@ -137,7 +147,7 @@ class SplitBackward(Pass):
             if not leaving:
                 op.attributes[BACKWARD] = ir.StringAttr.get("weight", op.context)
                 continue
-            _split(program, step, op, leaving, costs, remark)
+            _split(program, step, op, leaving, meshes[step.mesh], costs, remark)
         _count_kept(module)
 
 
@@ -146,6 +156,7 @@ def _split(
     step: Fragment,
     op: mpmd.FragmentOp,
     leaving: Sequence[int],
+    mesh: Mesh,
     costs: FragmentCosts,
     remark: Remark,
 ) -> None:
@@ -160,13 +171,13 @@ def _split(
     if not second_numbers:
         op.attributes[BACKWARD] = ir.StringAttr.get("input", op.context)
         return
-    blocking = next((v for v in parts.kept if not _can_cross(graph, v)), None)
+    blocking = next((v for v in parts.kept if not _can_cross(graph, v, mesh)), None)
     if blocking is not None:
         op.attributes[BACKWARD] = ir.StringAttr.get("input", op.context)
         remark(
             graph.ops[graph.producer[blocking]].location,
             "the backward fragment stays whole: its second part would read this value, which is "
-            "no tensor or is a partial sum",
+            "no tensor, is a partial sum, or is sharded unevenly",
         )
         return
     halves = _halves(op, graph, parts, second_numbers)
@@ -181,10 +192,14 @@ def _made_by_second(graph: Graph, parts: Slice, numbers: dict[int, int]) -> list
     return [n for n, v in numbers.items() if graph.producer[v] in second]
 
 
-def _can_cross(graph: Graph, v: int) -> bool:
-    sharding = _sharding_of(graph, v)
-    is_whole = sharding is None or not sharding.unreduced
-    return isinstance(graph.values[v].type, ir.RankedTensorType) and is_whole
+def _can_cross(graph: Graph, v: int, mesh: Mesh) -> bool:
+    """Whether a fragment can return a value as it is sharded."""
+    type_, sharding = graph.values[v].type, _sharding_of(graph, v)
+    if not isinstance(type_, ir.RankedTensorType) or sharding is None:
+        return isinstance(type_, ir.RankedTensorType)
+    parts = (prod(map(mesh.axis_size, axes)) for axes in sharding.dims)
+    is_even = all(size % number == 0 for size, number in zip(type_.shape, parts, strict=True))
+    return is_even and not sharding.unreduced
 
 
 def _sharding_of(graph: Graph, v: int) -> Sharding | None:

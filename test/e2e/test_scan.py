@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,11 @@ import pytest
 from alpa import passes, runtime
 from alpa.dialects import body, ir, main_function, mpmd, walk
 from alpa.dialects.attributes import read_arguments, read_part
+from alpa.dialects.plan import read_meshes
+from alpa.passes.schedules.named import NAMES
 from alpa.passes.schedules.planned import chunks_of
 from alpa.runtime.cut_array import CutArray
+from alpa.runtime.local import LocalExecutable
 from alpa.runtime.reference import compare
 
 MICRO_BATCH, NUM_MICRO_BATCHES = 4, 4
@@ -102,8 +105,8 @@ class Step:
         return jitted.lower(*self.init(), tokens).as_text()
 
 
-def tokens() -> jax.Array:
-    samples = MICRO_BATCH * NUM_MICRO_BATCHES
+def tokens(batches: int = NUM_MICRO_BATCHES) -> jax.Array:
+    samples = MICRO_BATCH * batches
     return jnp.asarray(np.random.default_rng(3).integers(0, 12, (samples, 6)), jnp.int32)
 
 
@@ -111,18 +114,30 @@ def numpy_leaves(tree: Any) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 
-def planned(step: Step, schedule: str, num_layers: int) -> ir.Module:
+def planned(
+    step: Step, schedule: str, num_layers: int, meshes: int = 2, batches: int = NUM_MICRO_BATCHES
+) -> ir.Module:
     return passes.run(
         step.lower(),
-        f"alpa{{cluster=cpu:2x2 num-stages={2 * chunks_of(schedule)} num-layers={num_layers} "
-        f"schedule={schedule} num-micro-batches={NUM_MICRO_BATCHES}}}",
+        f"alpa{{cluster=cpu:2x2 num-stages={meshes * chunks_of(schedule)} num-layers={num_layers} "
+        f"schedule={schedule} num-micro-batches={batches}}}",
     )
 
 
-def check(step: Step, module: ir.Module, steps: int = 2) -> None:
+def check(
+    step: Step,
+    module: ir.Module,
+    steps: int = 2,
+    executor: Literal["local", "ray"] = "local",
+    batches: int = NUM_MICRO_BATCHES,
+) -> None:
     """Runs some steps, each on the state that the previous one returned."""
-    executable = runtime.load(module)
-    state, batch = step.init(), tokens()
+    with runtime.load(module, executor=executor) as executable:
+        check_steps(step, executable, steps, tokens(batches))
+
+
+def check_steps(step: Step, executable: Any, steps: int, batch: jax.Array) -> None:
+    state = step.init()
     results: Any = numpy_leaves(state)
     count = len(results)
     for _ in range(steps):
@@ -133,7 +148,7 @@ def check(step: Step, module: ir.Module, steps: int = 2) -> None:
         ]
         assert not wrong
     # A stack of layers stays cut: in parts, or as one array over the devices of both meshes.
-    assert any(
+    assert not isinstance(executable, LocalExecutable) or any(
         isinstance(result, CutArray) or len(result.sharding.device_set) == 4 for result in results
     )
 
@@ -174,6 +189,20 @@ def test_a_loop_is_cut_between_stages_of_one_mesh(layer: str, schedule: str) -> 
 def test_all_schedules_equal_plain_jax(layer: str, num_layers: int, schedule: str) -> None:
     step = Step(4, optax.sgd(0.1, momentum=0.9), layer)
     check(step, planned(step, schedule, num_layers))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("executor", ["local", "ray"])
+@pytest.mark.parametrize("meshes", [2, 4])
+@pytest.mark.parametrize("schedule", NAMES)
+def test_all_schedules_on_two_and_four_meshes(
+    schedule: str, meshes: int, executor: Literal["local", "ray"]
+) -> None:
+    step = Step(8, optax.sgd(0.1, momentum=0.9), "transformer")
+    module = planned(step, schedule, 8, meshes, batches=8)
+    assert len(read_meshes(main_function(module))) == meshes
+    check(step, module, executor=executor, batches=8)
 
 
 @pytest.mark.slow

@@ -183,3 +183,32 @@ module {
     return %1, %2 : !w, !y
   }
 }
+
+// -----
+
+// A fragment returns no unevenly sharded value: 8 rows on 3 devices. The fragment stays whole.
+!x = !mpmd.mesh_tensor<"mesh_0", tensor<8x4xf32>, sharding=<@mesh_0, [{}, {}]>>
+!w = !mpmd.mesh_tensor<"mesh_0", tensor<4x4xf32>, sharding=<@mesh_0, [{}, {}]>>
+!y = !mpmd.mesh_tensor<"mesh_1", tensor<8x4xf32>, sharding=<@mesh_1, [{}, {}]>>
+module {
+  sdy.mesh @mesh_0 = <["a"=3]>
+  sdy.mesh @mesh_1 = <["a"=1]>
+  // CHECK-LABEL: func.func public @uneven
+  func.func public @uneven(%w: !w, %x: !x, %d: !x) -> (!w, !y) attributes {
+      topology = #mpmd.topology<<"mesh_0" : <["a"=3]>>, <"mesh_1" : <["a"=1]>>>} {
+    // CHECK-NEXT: %{{.*}}:2 = mpmd.fragment{{.*}} (%arg0, %arg1, %arg2) {alpa.backward = "input", alpa.part = "backward"}
+    // CHECK-NOT: alpa.backward = "weight"
+    %0:2 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(1)], stage=0> (%w, %x, %d) {alpa.part = "backward"} (%a: tensor<4x4xf32>, %b0: tensor<8x4xf32>, %c: tensor<8x4xf32>) {
+      %1 = stablehlo.tanh %c {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{"a"}, {}]>]>} : tensor<8x4xf32>
+      %2 = stablehlo.dot_general %1, %a, contracting_dims = [1] x [1] : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+      %3 = stablehlo.dot_general %b0, %1, contracting_dims = [0] x [0] : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+      mpmd.return %3, %2 : tensor<4x4xf32>, tensor<8x4xf32>
+    } : (!w, !x, !x) -> (!w, !x)
+    %5 = mpmd.fragment<mesh="mesh_0", origin=["update_0"], stage=0> (%0#0) {alpa.part = "update"} (%a: tensor<4x4xf32>) {
+      %7 = stablehlo.negate %a : tensor<4x4xf32>
+      mpmd.return %7 : tensor<4x4xf32>
+    } : (!w) -> !w
+    %6 = mpmd.transfer %0#1 : (!x) -> !y
+    return %5, %6 : !w, !y
+  }
+}
