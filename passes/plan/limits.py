@@ -11,7 +11,7 @@ from alpa.passes.plan.text import percent, seconds_text
 from alpa.passes.schedules.measure import Costs, measure
 from alpa.passes.schedules.planned import lists_of, splits_backward
 
-_ONE_MICRO_BATCH = "one micro-batch: pipelining cannot gain anything"
+_ONE_MICRO_BATCH = "one micro-batch: stages take turns, if it is not cut into token slices"
 
 
 def limits(report: PlanReport) -> Iterator[str]:

@@ -254,7 +254,7 @@ def test_a_file_has_one_micro_batch(named: Path, capsys: pytest.CaptureFixture[s
     assert main([str(named), "--cluster", "cpu:1x2"]) == 0
     captured = capsys.readouterr()
     assert ", 1 micro-batch, 1f1b, " in captured.out.splitlines()[0]
-    assert "one micro-batch: pipelining cannot gain anything" in captured.out
+    assert "one micro-batch: stages take turns" in captured.out
     assert "micro-batches tried" not in captured.out
 
 
