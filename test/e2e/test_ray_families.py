@@ -130,10 +130,9 @@ def training(family: str) -> Training:
 
 
 @cache
-def training_of_eight_layers() -> Training:
+def training_for_all_schedules(family: str) -> Training:
     """As many micro-batches as every schedule needs on four meshes."""
-    program = zoo.get("gpt-tiny", optimizer="sgd", num_layers=6)
-    return Training(program=program, num_micro_batches=8)
+    return replace(training(family), num_micro_batches=8)
 
 
 @pytest.fixture(scope="module")
@@ -206,8 +205,11 @@ def test_five_steps_of_training(
 
 @pytest.mark.parametrize("meshes", [2, 4])
 @pytest.mark.parametrize("schedule", [it for it in NAMES if it not in ("gpipe", "1f1b")])
-def test_five_steps_under_other_schedules(schedule: str, meshes: int, compiled: Path) -> None:
-    runs, stages = training_of_eight_layers(), meshes * chunks_of(schedule)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_five_steps_under_other_schedules(
+    family: str, schedule: str, meshes: int, compiled: Path
+) -> None:
+    runs, stages = training_for_all_schedules(family), meshes * chunks_of(schedule)
     options = f"cluster=cpu:1x{meshes} num-layers=8 num-stages={stages} schedule={schedule}"
     options += f" num-micro-batches={runs.num_micro_batches}"
     planned = passes.run(runs.program.lower(MICRO_BATCH), f"alpa{{{options}}}")
