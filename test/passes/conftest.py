@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -569,21 +569,32 @@ def program() -> type[Program]:
     return Program
 
 
-@pytest.fixture(scope="session")
-def num_calls() -> Callable[[Callable[[], object]], int]:
-    """The calls that a function makes, of Python and C: a measure of time without noise."""
+class NumCalls(Protocol):
+    """The calls that a run makes of a Python function, or of all, Python's and C's."""
 
-    def count(function: Callable[[], object]) -> int:
+    def __call__(
+        self, run: Callable[[], object], of: Callable[..., object] | None = None
+    ) -> int: ...
+
+
+@pytest.fixture(scope="session")
+def num_calls() -> NumCalls:
+    """A measure of time without noise."""
+
+    def count(run: Callable[[], object], of: Callable[..., object] | None = None) -> int:
         calls = 0
 
-        def profile(_frame: FrameType, event: str, _argument: object) -> None:
+        def profile(frame: FrameType, event: str, _argument: object) -> None:
             nonlocal calls
-            calls += event in ("call", "c_call")
+            if of is None:
+                calls += event in ("call", "c_call")
+            else:
+                calls += event == "call" and frame.f_code is of.__code__
 
         before = sys.getprofile()
         sys.setprofile(profile)
         try:
-            function()
+            run()
         finally:
             sys.setprofile(before)
         return calls

@@ -103,13 +103,14 @@ def test_figures_of_torch() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_schedule_can_be_run(name: Name) -> None:
     for meshes, batches in product(range(1, 7), (1, 2, 3, 5, 12, 13)):
-        try:
-            schedule = schedule_of(name, meshes, batches)
-        except ScheduleError as error:
-            assert "micro-batches" in str(error)  # noqa: PT017
-            assert name in ("interleaved-1f1b", "dualpipe-v")
+        refused = (name == "interleaved-1f1b" and batches % meshes) or (
+            name == "dualpipe-v" and batches < 2 * meshes
+        )
+        if refused:
+            with pytest.raises(ScheduleError, match="micro-batches"):
+                schedule_of(name, meshes, batches)
         else:
-            verify(schedule)
+            verify(schedule_of(name, meshes, batches))
 
 
 def test_numbers_that_a_schedule_does_not_admit() -> None:

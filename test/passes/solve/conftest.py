@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import FrameType
 
 import numpy as np
 import pytest
@@ -49,25 +47,3 @@ def all_costs() -> Callable[[Problem], np.ndarray]:
 @pytest.fixture(scope="session")
 def random_problem() -> Callable[..., Problem]:
     return _random_problem
-
-
-@pytest.fixture(scope="session")
-def is_called() -> Callable[[Callable[..., object], Callable[[], object]], bool]:
-    """Whether a Python function is called while another one runs."""
-
-    def watch(function: Callable[..., object], run: Callable[[], object]) -> bool:
-        called = False
-
-        def profile(frame: FrameType, event: str, _argument: object) -> None:
-            nonlocal called
-            called |= event == "call" and frame.f_code is function.__code__
-
-        before = sys.getprofile()
-        sys.setprofile(profile)
-        try:
-            run()
-        finally:
-            sys.setprofile(before)
-        return called
-
-    return watch

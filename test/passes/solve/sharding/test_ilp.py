@@ -84,7 +84,7 @@ def test_branching_equals_brute_force(all_costs, random_problem, seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_without_branches_dual_ascent_has_the_last_word(is_called, all_costs, random_problem, seed):
+def test_without_branches_dual_ascent_has_the_last_word(num_calls, all_costs, random_problem, seed):
     problem = random_problem(seed)
     found: list[Solution] = []
 
@@ -92,15 +92,15 @@ def test_without_branches_dual_ascent_has_the_last_word(is_called, all_costs, ra
         steps, tuning = TO_BRANCHES, Tuning(sweeps=1)
         found.append(solve(problem, branch_gap=branch_gap, steps=steps, tuning=tuning))
 
-    assert is_called(branch, lambda: search(0.0))
-    assert not is_called(branch, lambda: search(inf))
+    assert num_calls(lambda: search(0.0), of=branch)
+    assert not num_calls(lambda: search(inf), of=branch)
     solution = found[-1]
     best = all_costs(problem).min()
     assert solution.bound <= best * (1 + 1e-9) <= solution.objective * (1 + 2e-9)
     assert (solution.status == "optimal") == (solution.gap <= 1e-9)
 
 
-def test_a_bound_that_is_enough_ends_the_search(is_called, all_costs, random_problem):
+def test_a_bound_that_is_enough_ends_the_search(num_calls, all_costs, random_problem):
     problem = random_problem(3)
     best = all_costs(problem).min()
     one_sweep = Tuning(sweeps=1)
@@ -110,7 +110,7 @@ def test_a_bound_that_is_enough_ends_the_search(is_called, all_costs, random_pro
     def search() -> None:
         found.append(solve(problem, enough=0.5 * enough, steps=NO_TABLES))
 
-    assert not is_called(branch, search)
+    assert not num_calls(search, of=branch)
     assert 0.5 * enough <= found[0].bound <= best * (1 + 1e-9)
 
 

@@ -278,15 +278,15 @@ def test_a_small_excess_is_repaired_by_what_is_just_enough():
     assert repair(problem, Memory(problem), (0, 0), deadline=inf) == (0, 1)
 
 
-def test_what_only_moves_an_excess_to_another_time_repairs_nothing(is_called):
+def test_what_only_moves_an_excess_to_another_time_repairs_nothing(num_calls):
     usages = (
         Usage(nodes=(0,), bytes=np.array([10.0, 0.0]), start=0, stop=1),
         Usage(nodes=(0,), bytes=np.array([0.0, 10.0]), start=1, stop=2),
     )
     problem = Problem(node_costs=(np.zeros(2),), edges=(), usages=usages, memory_limit=5.0)
     found: list[object] = []
-    assert not is_called(
-        Walk.take,
+    assert not num_calls(
         lambda: found.append(repair(problem, Memory(problem), (0,), deadline=inf)),
+        of=Walk.take,
     )
     assert found == [None]
