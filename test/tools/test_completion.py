@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -28,8 +30,9 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 @pytest.fixture(scope="module")
 def scripts() -> dict[str, str]:
     def printed(shell: str) -> str:
-        command = [sys.executable, "-m", "alpa.tools.alpa", "completion", shell]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        with redirect_stdout(io.StringIO()) as output:
+            assert main(["completion", shell]) == 0
+        return output.getvalue()
 
     return {shell: printed(shell) for shell in ("bash", "zsh", "fish")}
 
