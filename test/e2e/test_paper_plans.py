@@ -50,6 +50,12 @@ def planned(program: str, tmp_path, *, memory: str = "16GiB", intra: str = "auto
     return passes.run(text, f"place-gradient-reductions,ilp-shard-annotate{{intra={intra}}}")
 
 
+@pytest.fixture(scope="module")
+def auto(tmp_path_factory: pytest.TempPathFactory) -> ir.Module:
+    """The plan of GPT with memory to spare."""
+    return planned("gpt-350m", tmp_path_factory.mktemp("auto"))
+
+
 Cut = tuple[Argument, tuple[int, ...], tuple[tuple[str, ...], ...]]
 
 
@@ -76,8 +82,8 @@ def test_moe_partitions_the_experts(tmp_path):
     assert all(cut[0] for cut in experts)
 
 
-def test_gpt_with_memory_to_spare_partitions_the_batch(tmp_path):
-    cuts = arguments(planned("gpt-350m", tmp_path))
+def test_gpt_with_memory_to_spare_partitions_the_batch(auto):
+    cuts = arguments(auto)
     batches = [cut for attributes, _, cut in cuts if attributes.role == "batch"]
     # The loss may be split by the vocabulary; then it reads the labels of all samples.
     assert any(cut[0] for cut in batches)
@@ -98,8 +104,7 @@ def test_zero_under_memory_pressure_costs_no_more(tmp_path):
 
 
 @pytest.mark.parametrize("intra", ["data-parallel", "zero2", "zero3", "heuristic", "megatron"])
-def test_auto_is_never_worse_than_a_baseline(tmp_path, intra):
-    auto = planned("gpt-350m", tmp_path)
+def test_auto_is_never_worse_than_a_baseline(auto, tmp_path, intra):
     assert cost(auto) <= cost(planned("gpt-350m", tmp_path, intra=intra)) * (1 + 1e-9)
 
 

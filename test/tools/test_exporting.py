@@ -70,7 +70,7 @@ def run_by_iree(data: bytes, arguments: Sequence[np.ndarray]) -> list[np.ndarray
     return [np.asarray(result) for result in (results if isinstance(results, tuple) else [results])]
 
 
-@pytest.mark.parametrize("form", ["stablehlo", "vhlo:1.0.0"])
+@pytest.mark.parametrize("form", ["vhlo:1.0.0", pytest.param("stablehlo", marks=pytest.mark.slow)])
 def test_iree_runs_every_stage_as_xla_does(
     form: str, step: Path, for_xla: list[Path], tmp_path: Path
 ) -> None:

@@ -45,11 +45,11 @@ def posed(program: str, cluster: str) -> Generator[MeshProblem]:
 
 SMALL = [
     "gpt-tiny",
-    "wresnet-tiny",
     *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in ("llama-tiny", "moe-tiny", "t5-tiny", "unet-tiny", "gpt-tiny-dropout")
+        pytest.param(f"{name}-tiny", marks=pytest.mark.slow)
+        for name in ("wresnet", "llama", "moe", "t5", "unet")
     ),
+    pytest.param("gpt-tiny-dropout", marks=pytest.mark.slow),
 ]
 
 

@@ -21,14 +21,17 @@ CLUSTER = "cpu:2x4"
 
 
 @cache
+def layers() -> str:
+    """Layers that read from layers other than their neighbours."""
+    text = zoo.get("unet-tiny", optimizer="sgd").lower(2)
+    return str(passes.run(text, "simplify-trivial-ops,layer-cluster{num-layers=4}"))
+
+
+@cache
 def cut(schedule: str = "1f1b", cluster: str = CLUSTER) -> str:
-    """Stages that read from stages other than their neighbours."""
-    module = passes.run(
-        zoo.get("unet-tiny", optimizer="sgd").lower(2),
-        "simplify-trivial-ops,layer-cluster{num-layers=4},stage-mesh-partition"
-        f"{{cluster={cluster} num-stages=4 num-micro-batches={BATCHES} schedule={schedule}}}",
-    )
-    return str(module)
+    """A stage for each layer."""
+    options = f"cluster={cluster} num-stages=4 num-micro-batches={BATCHES} schedule={schedule}"
+    return str(passes.run(layers(), f"stage-mesh-partition{{{options}}}"))
 
 
 def values_of(function: func.FuncOp) -> list[ir.Value]:
