@@ -219,7 +219,7 @@ def test_a_loop_that_fills_its_variable_has_it_once() -> None:
 def test_on_gpus_layers_are_rematerialised_late() -> None:
     """There a layer is rematerialised just before its backward part; depth-first,
     several layers are before the first backward part."""
-    text = zoo.get("gpt-tiny").lower(4)
+    text = zoo.get("gpt-tiny", num_layers=2).lower(4)
     options = "num-micro-batches=4 num-layers=2 num-stages=1 remat=layer"
 
     def temporaries(cluster: str) -> list[int]:

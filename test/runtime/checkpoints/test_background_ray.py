@@ -47,7 +47,8 @@ def test_closing_completes_the_save(training: Any, tmp_path: Path) -> None:
     assert_restored(training, tmp_path, 1, expected)
 
 
-@pytest.mark.parametrize("noticed_by", ["the save", pytest.param("a step", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("noticed_by", ["the save", "a step"])
 def test_a_worker_is_killed_before_it_has_written_its_copy(
     noticed_by: str, training: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
