@@ -5,6 +5,7 @@ JAX reads its environment when it starts, so this file sets it before any test i
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -12,20 +13,26 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
+from packaging.version import Version
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Fewer of LLVM's passes, because most programs of tests run once. The examples, the demo and the
-# blocks of the documentation are compiled as users compile.
-os.environ.setdefault(
-    "XLA_FLAGS",
+# Fewer of LLVM's passes, and one module of LLVM for each of XLA's, because most programs of tests
+# run once. The examples, the demo and the blocks of the documentation are compiled as users
+# compile.
+XLA_FLAGS = (
     "--xla_force_host_platform_device_count=8"
-    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_parallel_codegen_split_count=1"
 )
+# The default tier also uses XLA's older emitters of fused ops, which compile in less than half of
+# the time; the slow tier uses those that users have. jaxlib has this flag up to 0.10.
+OLDER_EMITTERS = " --xla_cpu_use_fusion_emitters=false"
 
 # The default tier draws the same examples on every run. With any other mark expression, such as `-m
 # slow`, property tests draw new examples and count as slow tests. A failing test prints the
@@ -40,6 +47,12 @@ def explores(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    has_older = Version(version("jaxlib")) < Version("0.11")
+    older = OLDER_EMITTERS if has_older and not explores(config) else ""
+    os.environ.setdefault("XLA_FLAGS", XLA_FLAGS + older)
+    # By default every 700th new object starts a collection, which takes 5 % of the time of all
+    # tests: they make many objects, and few cycles.
+    gc.set_threshold(20_000)
     # A shell ignores SIGINT in what it starts in the background, and so would all processes that
     # tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
