@@ -1,6 +1,7 @@
 """Shared fixtures: eight virtual CPU devices, no deadline per example, a small cluster.
 
-JAX reads its environment when it starts, so this file sets it before any test imports JAX.
+JAX reads its environment when it is imported, so this file sets it before any test imports JAX. XLA
+reads its flags when JAX first asks for devices.
 """
 
 from __future__ import annotations

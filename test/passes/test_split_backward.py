@@ -124,7 +124,15 @@ def test_a_plan_is_split_once_only() -> None:
         alpa.passes.run(text, "split-backward")
 
 
-@pytest.mark.parametrize("family", ["gpt-tiny", "moe-tiny", "t5-tiny", "wresnet-tiny"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gpt-tiny",
+        "t5-tiny",
+        pytest.param("moe-tiny", marks=pytest.mark.slow),
+        pytest.param("wresnet-tiny", marks=pytest.mark.slow),
+    ],
+)
 def test_every_stage_of_a_model_is_split(family: str) -> None:
     program = zoo.get(family, optimizer="sgd")
     options = "cluster=cpu:1x4 num-stages=4 num-micro-batches=2 schedule=1f1b mesh-shape=1"
