@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
@@ -124,7 +124,7 @@ class TrainingProgram:
 
     def state_shapes(self) -> TrainState:
         """The state, as shapes."""
-        variables = self._variable_shapes()
+        variables = {**self._variable_shapes}
         params = variables.pop("params")
         return TrainState(params, jax.eval_shape(self.optimizer.init, params), variables)
 
@@ -135,7 +135,7 @@ class TrainingProgram:
         return {name: entry.struct(batch_size) for name, entry in self.config.inputs().items()}
 
     def num_parameters(self) -> int:
-        return sum(prod(leaf.shape) for leaf in jax.tree.leaves(self._variable_shapes()["params"]))
+        return sum(prod(leaf.shape) for leaf in jax.tree.leaves(self._variable_shapes["params"]))
 
     def init_state(self, seed: int = 0) -> TrainState:
         """A random state to start from, drawn by numpy: XLA compiles many random tensors slowly."""
@@ -195,14 +195,15 @@ class TrainingProgram:
                 mode = ir.StringAttr.get(INDEPENDENT)
                 module.operation.attributes[MICRO_BATCHES] = mode
 
-    def _variable_shapes(self) -> dict[str, Any]:
+    @cached_property
+    def _variable_shapes(self) -> Mapping[str, Any]:
         """Flax's variables: the parameters, and each collection of the model state."""
         batch = self.batch_shapes(1)
         key = jax.eval_shape(jax.random.key, 0)
         rngs = dict.fromkeys(["params", *self._names("key")], key)
         arguments = {name: batch[name] for name in self._names("batch")}
         init = partial(self.config.model().init, method="loss")
-        return dict(jax.eval_shape(init, rngs, **arguments))
+        return jax.eval_shape(init, rngs, **arguments)
 
     def _names(self, role: str) -> list[str]:
         return [name for name, entry in self.config.inputs().items() if entry.role == role]
