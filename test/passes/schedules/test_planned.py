@@ -145,11 +145,15 @@ def runs_of(program: Program, mesh: int) -> str:
     return ",".join(words)
 
 
-def test_a_plan_runs_an_own_schedule(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def gpt() -> str:
+    return zoo.get("gpt-tiny", optimizer="sgd", num_layers=2).lower(2)
+
+
+def test_a_plan_runs_an_own_schedule(gpt: str, tmp_path: Path) -> None:
     file = tmp_path / "own.csv"
     file.write_text(OWN)
-    text = zoo.get("gpt-tiny", optimizer="sgd", num_layers=2).lower(1)
-    module = alpa.passes.run(text, f"alpa{{{OPTIONS} schedule={file}}}")
+    module = alpa.passes.run(gpt, f"alpa{{{OPTIONS} schedule={file}}}")
     plan = Plan.read(main_function(module))
     assert plan is not None
     assert plan.schedule == ONE_LINE
@@ -158,9 +162,8 @@ def test_a_plan_runs_an_own_schedule(tmp_path: Path) -> None:
     assert verify(write_script(program)).in_flight == {"mesh_0": 2, "mesh_1": 2}
 
 
-def test_a_plan_runs_the_two_parts_of_backwards() -> None:
-    text = zoo.get("gpt-tiny", optimizer="sgd", num_layers=2).lower(1)
-    program = read_planned(alpa.passes.run(text, f"alpa{{{OPTIONS} schedule=zb-h1}}"))
+def test_a_plan_runs_the_two_parts_of_backwards(gpt: str) -> None:
+    program = read_planned(alpa.passes.run(gpt, f"alpa{{{OPTIONS} schedule=zb-h1}}"))
     # Nothing leaves the first stage: its backward is one part, which makes weight gradients.
     assert runs_of(program, 0) == "0F0,0F1,0W0,0F2,0W1,0W2"
     assert runs_of(program, 1) == "1F0,1I0,1F1,1I1,1W0,1F2,1I2,1W1,1W2"
@@ -172,7 +175,7 @@ TWO_STAGES_EACH = "0F0,2F0,2B0,0F1,2F1,0B0,2B1,0B1;1F0,3F0,3B0,1B0,1F1,3F1,3B1,1
 
 
 def test_an_own_schedule_may_have_several_stages_per_mesh() -> None:
-    text = zoo.get("gpt-tiny", optimizer="sgd", num_layers=4).lower(1)
+    text = zoo.get("gpt-tiny", optimizer="sgd", num_layers=4).lower(2)
     options = OPTIONS.replace("num-layers=2", "num-layers=4").replace("batches=3", "batches=2")
     program = read_planned(alpa.passes.run(text, f"alpa{{{options} schedule={TWO_STAGES_EACH}}}"))
     assert [f.stage for f in program.fragments if f.part == "forward"] == [0, 1, 2, 3]
@@ -181,9 +184,8 @@ def test_an_own_schedule_may_have_several_stages_per_mesh() -> None:
     verify(write_script(program))
 
 
-def test_a_schedule_may_split_some_backwards() -> None:
-    text = zoo.get("gpt-tiny", optimizer="sgd", num_layers=2).lower(1)
-    module = alpa.passes.run(text, f"alpa{{{OPTIONS} schedule=1f1b}},split-backward")
+def test_a_schedule_may_split_some_backwards(gpt: str) -> None:
+    module = alpa.passes.run(gpt, f"alpa{{{OPTIONS} schedule=1f1b}},split-backward")
     program = read_planned(module)
     program = replace(program, plan=replace(program.plan, schedule=SPLIT))
     verify(write_script(program))
@@ -191,16 +193,15 @@ def test_a_schedule_may_split_some_backwards() -> None:
     assert runs_of(program, 1) == whole
 
 
-def test_a_plan_for_other_numbers_is_refused(tmp_path: Path) -> None:
+def test_a_plan_for_other_numbers_is_refused(gpt: str, tmp_path: Path) -> None:
     file = tmp_path / "own.csv"
     file.write_text(OWN)
-    text = zoo.get("gpt-tiny", optimizer="sgd", num_layers=2).lower(1)
     for options, message in (
         ("num-micro-batches=4", "lists 3 micro-batches, and the plan has 4"),
         ("num-micro-batches=3 num-stages=1", "lists 2 stages, and the plan has 1"),
     ):
         with pytest.raises(ir.MLIRError, match=message):
-            alpa.passes.run(text, f"alpa{{cluster=cpu:1x2 {options} schedule={file}}}")
+            alpa.passes.run(gpt, f"alpa{{cluster=cpu:1x2 {options} schedule={file}}}")
 
 
 @pytest.mark.parametrize("meshes", [1, 2, 4, 8])

@@ -203,7 +203,7 @@ def test_the_same_answer_every_time():
 
 
 def test_huge_costs_that_mean_never_do_not_spoil_the_answer(all_costs):
-    problem = replace(large(1), memory_limit=110.0)
+    problem = replace(large(1, count=16), memory_limit=110.0)
     costs = [c.copy() for c in problem.node_costs]
     for number, vector in enumerate(costs):
         vector[number % vector.size] = 1e18
