@@ -88,7 +88,15 @@ def assert_close(results: Any, expected: Any) -> None:
         assert np.max(np.abs(np.asarray(result) - it)) <= 1e-4 * np.max(np.abs(it))
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+# Each starts two workers, which takes 5 s of CPU. The local executor runs the same instructions.
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "1f1b",
+        pytest.param("gpipe", marks=pytest.mark.slow),
+        pytest.param("zb-h1", marks=pytest.mark.slow),
+    ],
+)
 def test_training_steps_on_two_meshes(schedule: Schedule, tmp_path: Path) -> None:
     workers = WorkerOptions(cache_directory=str(tmp_path), timeout_seconds=300)
     with alpa.runtime.load(planned(schedule), executor="ray", workers=workers) as step:
@@ -266,7 +274,12 @@ def name_of(process: int) -> str:
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="there is no /proc")
 @pytest.mark.parametrize(
-    ("transport", "ours"), [("auto", set[str]()), ("tcp", set[str]()), ("jax", {"0100007F"})]
+    ("transport", "ours"),
+    [
+        ("auto", set[str]()),
+        ("jax", {"0100007F"}),
+        pytest.param("tcp", set[str](), marks=pytest.mark.slow),
+    ],
 )
 def test_where_workers_on_one_node_listen(moves: str, transport: Any, ours: set[str]) -> None:
     """Nowhere once they are connected; JAX's server does, at the loopback.
