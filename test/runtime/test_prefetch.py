@@ -52,6 +52,7 @@ def test_on_local_meshes(moves: str) -> None:
     check(alpa.runtime.load(moves), moves)
 
 
+@pytest.mark.slow  # batches of a function are placed on Ray in the default tier
 @pytest.mark.usefixtures("ray_cluster")
 def test_on_ray(moves: str) -> None:
     workers = WorkerOptions(cache_directory=None, timeout_seconds=300)

@@ -116,6 +116,7 @@ def test_local_steps(moves: str, tmp_path: Path) -> None:
     assert sum(split.compute for split in trace.splits().values()) <= 1.02 * sum(whole) / 2
 
 
+@pytest.mark.slow  # the training step below is traced on Ray in the default tier
 @pytest.mark.usefixtures("ray_cluster")
 def test_steps_on_ray(moves: str, tmp_path: Path) -> None:
     workers = WorkerOptions(cache_directory=None, timeout_seconds=300)

@@ -120,6 +120,7 @@ def test_the_caller_exits(training: Any, tmp_path: Path) -> None:
     assert float(loss).hex() == done.stdout.split()[-1]
 
 
+@pytest.mark.slow
 def test_workers_free_their_copies(training: Any, tmp_path: Path) -> None:
     step, batch = training.parallelize("ray"), training.batch(0)
     state = alpa.create_state(training.init, step, batch)
