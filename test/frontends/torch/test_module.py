@@ -155,6 +155,7 @@ def test_a_resnet_equals_pytorch_with_its_running_statistics() -> None:
     assert all(same[name] is array for name, array in state["buffers"].items())
 
 
+@pytest.mark.slow  # importing transformers takes most of it
 def test_gpt2_of_hugging_face_equals_pytorch() -> None:
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     batches = token_batches(3)
