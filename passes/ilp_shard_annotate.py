@@ -164,6 +164,8 @@ class IlpShardAnnotate(Pass):
     )
     solved: Solved | None = None
     """what runs of the pass on other cuts of the same program have found"""
+    shared: Shared | None = None
+    """with other problems of the same program"""
     workers: Workers | None = None
     """processes of the driver, which are not ended; None: its own"""
     solver: Solver | None = None
@@ -191,7 +193,7 @@ class IlpShardAnnotate(Pass):
             workers.prepare(*needed, ops=ops, calls=len(meshes))
             batch = BatchDims(function, rule_of) if is_baseline(self.intra) else None
             posed: list[tuple[MeshProblem, Callable[[], Answer]]] = []
-            shared, solved = Shared(), self.solved or Solved()
+            shared, solved = self.shared or Shared(), self.solved or Solved()
             for assignment in meshes:
                 its = replace(cluster.of(assignment.hosts), equation=equation)
                 mesh = MeshProblem.of(function, assignment, its, plan, rule_of, shared)

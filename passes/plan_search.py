@@ -354,7 +354,9 @@ class PlanSearch:
     def to_plan(self) -> tuple[Pass, ...]:
         """The passes that make a plan of stages, which share the solutions of meshes."""
         return tuple(
-            replace(step, solved=self.solved) if isinstance(step, IlpShardAnnotate) else step
+            replace(step, solved=self.solved, shared=self.costs.shared)
+            if isinstance(step, IlpShardAnnotate)
+            else step
             for step in self.steps
         )
 

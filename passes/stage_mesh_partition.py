@@ -80,7 +80,6 @@ from alpa.passes.plan.layer_checks import check_layers, check_stages
 from alpa.passes.schedules.planned import check_numbers, checked, chunks_of, label, own
 from alpa.passes.schedules.verify import ScheduleError
 from alpa.passes.sharding.baselines import Intra
-from alpa.passes.sharding.op_seconds import Works
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
 from alpa.passes.solve.stages.problem import Objective
 from alpa.passes.stages.accumulators import widen_accumulators
@@ -313,8 +312,10 @@ class StageMeshPartition(Pass):
             dropped=stages.dropped,
         )
         graph = Graph.of(body(function))
-        works = Works() if self.costs is None else self.costs.works
-        builder = FragmentBuilder(graph, program.arguments, program.results, stages, works)
+        costs = self.costs or self.new_costs()
+        builder = FragmentBuilder(
+            graph, program.arguments, program.results, stages, costs.shared.works
+        )
         with ir.InsertionPoint(function), function.location:
             builder.declare_meshes()
             builder.build("main", plan, program.cluster)

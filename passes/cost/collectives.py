@@ -54,12 +54,16 @@ from alpa.passes.cost.equation import Equation
 Bytes = TypeVar("Bytes", float, np.ndarray)
 Axes = int | tuple[int, ...]
 
-_AXIS_NAMES = ("x", "y", "z", "w")
 _COMBINED = 12 * 2**20
 """Bytes of the result of a combined collective, as collectives share it. In 226 modules of
 `tools/plan_ranking`, compiled for eight H100s, 3,788 all-gathers and reduce-scatters became 747. By
 these shares they are 712: 231 reduce-scatters and 239 all-gathers in updates (compiled: 235 and
 247), 119 and 124 all-gathers of arguments in backward and forward parts (131 and 134)."""
+
+
+def numbered_axes(count: int) -> tuple[str, ...]:
+    """The names of axes that a program does not name."""
+    return tuple(f"axis{number}" for number in range(count))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +143,7 @@ class LogicalMesh:
             for k, size in enumerate(logical_shape)
         ]
         return LogicalMesh(
-            axis_names=axis_names or _AXIS_NAMES[: len(logical_shape)],
+            axis_names=axis_names or numbered_axes(len(logical_shape)),
             sizes=logical_shape,
             links=tuple(ring for ring, _ in views),
             exchange_links=tuple(exchange for _, exchange in views),

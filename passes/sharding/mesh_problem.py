@@ -26,7 +26,7 @@ from alpa.dialects.plan import MeshAssignment, Plan, SolverReport
 from alpa.passes.base import NoRoomError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
-from alpa.passes.cost.device import size_text
+from alpa.passes.cost.device import Device, size_text
 from alpa.passes.cost.reshard import Layout
 from alpa.passes.sharding.accumulation import accumulation_seconds, is_accumulated
 from alpa.passes.sharding.baselines import Intra, StateKind, Tensors
@@ -50,18 +50,20 @@ from alpa.passes.solve.sharding.problem import (
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """What the problems of a program's meshes share."""
+    """What the problems of a program share: those of its classes of layers, and of its meshes."""
 
     works: Works = field(default_factory=Works)
-    """of fragments"""
+    """of computations and fragments"""
     _kinds: Cache = field(default_factory=Cache)
     _caches: Cache = field(default_factory=Cache)
 
-    def graph(self, mesh: LogicalMesh, cluster: Cluster, rule_of: RuleOf) -> ShardGraph:
+    def reader(self, device: Device, rule_of: RuleOf) -> OpReader:
+        """A reader that has read nothing."""
+        return OpReader(device, rule_of, self.works, self._kinds)
+
+    def graph(self, mesh: LogicalMesh, cluster: Cluster, reader: OpReader) -> ShardGraph:
         """An empty graph; those of equal meshes have one cache."""
-        cache = self._caches.once((mesh, cluster), Cache)
-        reader = OpReader(cluster.device, rule_of, self.works, self._kinds)
-        return ShardGraph(mesh, cluster, reader, cache)
+        return ShardGraph(mesh, cluster, reader, self._caches.once((mesh, cluster), Cache))
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,8 @@ class MeshProblem:
         bandwidth = cluster.intra_host.between_meshes.bandwidth
         if cluster.hosts > 1:
             bandwidth = min(bandwidth, cluster.inter_host.between_meshes.bandwidth / devices)
-        graph = (shared or Shared()).graph(mesh, cluster, rule_of)
+        shared = shared or Shared()
+        graph = shared.graph(mesh, cluster, shared.reader(cluster.device, rule_of))
         return cls(function, assignment.name, plan, graph, bandwidth).posed()
 
     def posed(self) -> MeshProblem:

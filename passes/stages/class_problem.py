@@ -34,8 +34,6 @@ from alpa.passes.sharding.baselines import Intra, is_baseline, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
 from alpa.passes.sharding.call_seconds import call_arguments
 from alpa.passes.sharding.fold import fold, unfold
-from alpa.passes.sharding.ops import Cache
-from alpa.passes.sharding.shard_graph import ShardGraph
 from alpa.passes.solve.sharding.problem import Problem, Usage
 from alpa.passes.solve.sharding.terms import Terms
 from alpa.passes.stages.class_batches import class_batches
@@ -100,13 +98,13 @@ class ClassSolver:
 
     def pose(self, hosts: int, devices: int, shape: tuple[int, ...]) -> ClassProblem:
         """The problem of a mesh."""
-        names, cache = self.classes.axis_names, Cache()
+        names, shared = self.classes.axis_names, self.classes.shared
         mesh = LogicalMesh.of(self.cluster, hosts, devices, shape, names)
         readers = self.classes.readers(self.cluster.device)
         return ClassProblem(
             solver=self,
             posings=[
-                Posing(layer, ShardGraph(mesh, self.cluster, reader, cache), self.plan)
+                Posing(layer, shared.graph(mesh, self.cluster, reader), self.plan)
                 for layer, reader in zip(self.classes.classes, readers, strict=True)
             ],
         )

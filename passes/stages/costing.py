@@ -21,7 +21,7 @@ import numpy as np
 from alpa.dialects import body, main_function, walk
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
-from alpa.passes.sharding.op_seconds import Works
+from alpa.passes.sharding.mesh_problem import Shared
 from alpa.passes.solve.errors import SolverFailedError
 from alpa.passes.stages.candidates import PRICES, Candidate, candidate_of
 from alpa.passes.stages.class_costs import ClassCosts, Costs, LeastSeconds, Work
@@ -192,8 +192,8 @@ class LayerCosts:
         """Finds nothing yet; with a folder, answers are read from it and written to it."""
         self._solver = solver
         self._folder = folder
-        self.works = Works()
-        """of the layers' computations"""
+        self.shared = Shared()
+        """by all problems of the program"""
         self._found: dict[tuple[int, bool], Costing] = {}
         """by the kind of hosts, with and without rematerialisation"""
         self._offered: dict[tuple[int, Submesh], bool] = {}
@@ -221,7 +221,7 @@ class LayerCosts:
                 program.num_layers,
                 cluster,
                 program.plan,
-                self.works,
+                self.shared,
                 program.given,
             )
             solver = self._solver(

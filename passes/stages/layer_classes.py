@@ -23,7 +23,7 @@ from alpa.passes.analysis.op_work import Work
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import Device
 from alpa.passes.sharding.gradient_reductions import place_reductions
-from alpa.passes.sharding.op_seconds import Works
+from alpa.passes.sharding.mesh_problem import Shared
 from alpa.passes.sharding.ops import Cache, OpReader
 from alpa.passes.sharding.rules import populate, rule_of
 from alpa.passes.sharding.user_shardings import UserShardings
@@ -87,19 +87,17 @@ class LayerClasses:
     links: dict[Link, tuple[tuple[int, int], ...]]
     axis_names: tuple[str, ...] | None = None
     """of all meshes, if the program's own shardings name them"""
-    works: Works = field(default_factory=Works)
-    """of the programs' computations"""
+    shared: Shared = field(default_factory=Shared)
+    """with other problems of the program"""
     kept: Cache = field(default_factory=Cache)
     """what depends on no mesh"""
 
     def readers(self, device: Device) -> list[OpReader]:
         """Of the programs, for all meshes. A device and its `for_bounds` share them."""
         key = "readers", device.name, device.efficiency is None
-        return self.kept.once(key, lambda: self._readers(device))
-
-    def _readers(self, device: Device) -> list[OpReader]:
-        kinds = Cache()
-        return [OpReader(device, rule_of, self.works, kinds) for _ in self.classes]
+        return self.kept.once(
+            key, lambda: [self.shared.reader(device, rule_of) for _ in self.classes]
+        )
 
     def known_works(self, device: Device) -> list[list[list[Work] | None]]:
         """The work of the ops of each block of each program, in order, as far as it is of use."""
@@ -154,14 +152,14 @@ def layer_classes(
     num_layers: int,
     cluster: Cluster,
     plan: Plan,
-    works: Works | None = None,
+    shared: Shared | None = None,
     given: UserShardings | None = None,
 ) -> LayerClasses:
     """The layer classes of a clustered program, whose named computations are the graph's ops.
 
-    `works`: of the computations, as far as they are known; `given`: shardings of the program.
+    `shared`: with other problems of the program; `given`: its shardings.
     """
-    works = works or Works()
+    shared = shared or Shared()
     members = layer_members(graph, num_layers)
     shardings = {} if given is None else {a: it for (a, _), it in given.on([MESH]).items()}
     equal = equal_layers(graph, arguments, results, members, shardings)
@@ -194,7 +192,7 @@ def layer_classes(
                 given=given,
                 shardings={(i, 0): shardings[v] for i, v in enumerate(inputs) if v in shardings},
             ),
-            works,
+            shared.works,
         )
         if not number:
             builder.declare_meshes()
@@ -225,7 +223,7 @@ def layer_classes(
         class_of=numbers,
         links=_links(graph, members, numbers),
         axis_names=None if given is None else given.axis_names,
-        works=works,
+        shared=shared,
     )
 
 

@@ -41,6 +41,7 @@ from alpa.dialects.sharding import Mesh, Sharding
 from alpa.dialects.symbols import rename_meshes
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import AnyCluster
+from alpa.passes.cost.collectives import numbered_axes
 from alpa.passes.sharding.op_seconds import Works
 from alpa.passes.sharding.user_shardings import UserShardings
 
@@ -73,7 +74,7 @@ class Stages:
         """Of one of the meshes."""
         if self.given is not None:
             return self.given.axis_names
-        return tuple(f"axis{i}" for i in range(len(mesh.logical_shape)))
+        return numbered_axes(len(mesh.logical_shape))
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ def test_group_sizes_between_measured_curves():
 
 
 def test_names():
-    assert LogicalMesh.of(CLUSTER, 1, 8, (2, 4)).axis_names == ("x", "y")
+    assert LogicalMesh.of(CLUSTER, 1, 8, (2, 4)).axis_names == ("axis0", "axis1")
     assert LogicalMesh.of(CLUSTER, 1, 8, (2, 4), ("data", "model")).axis_names == ("data", "model")
 
 

@@ -19,7 +19,8 @@ from alpa.dialects.plan import Plan
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.sharding.rules import CUSTOM_CALL_RULES, register_sharding_rule
+from alpa.passes.cost.collectives import LogicalMesh
+from alpa.passes.sharding.rules import CUSTOM_CALL_RULES, register_sharding_rule, rule_of
 from alpa.passes.stages.candidates import PRICES
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
 from alpa.passes.stages.costing import Costing, NoPlanError
@@ -213,16 +214,28 @@ def test_only_forward_runs_are_bounded_on_a_slow_mesh(training: ClassSolver) -> 
     np.testing.assert_allclose(bound.seconds - backward, least, rtol=1e-9)
 
 
+def test_costs_on_a_mesh_are_found_once_for_classes_and_stages(solver: ClassSolver) -> None:
+    """A plan names the axes of its meshes."""
+    stage = LogicalMesh.of(solver.cluster, 1, 4, (2, 2), ("axis0", "axis1"))
+    shared = solver.classes.shared
+    whole = shared.graph(stage, solver.cluster, shared.reader(solver.cluster.device, rule_of))
+    for posing in solver.pose(1, 4, (2, 2)).posings:
+        assert posing.problem.graph.cache is whole.cache
+    for posing in solver.pose(1, 2, (2,)).posings:
+        assert posing.problem.graph.cache is not whole.cache
+
+
 def test_work_is_found_once_for_computations_fragments_and_processes(solver: ClassSolver) -> None:
     """Fragments of classes have sharding rules, computations do not; a copy is given the work."""
     classes, device = solver.classes, solver.cluster.device
+    works = classes.shared.works
     (reader, *_), (block, *_) = classes.readers(device), fragment_blocks(classes.classes[0])
     plain = separate(classes.module.operation)
     for op in walk(plain.body):
         if "sdy.sharding_rule" in op.attributes:
             del op.attributes["sdy.sharding_rule"]
     same = next(op for op in walk(plain.body) if isinstance(op, mpmd.FragmentOp))
-    assert classes.works.of(body(same), device) is classes.works.of(block, device)
+    assert works.of(body(same), device) is works.of(block, device)
     known = classes.known_works(device)
     copy: LayerClasses = pickle.loads(pickle.dumps(classes))
     with copy.module.context:
