@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from alpa.dialects import ir
-from alpa.passes.analysis.graph import element_bytes
+from alpa.passes.analysis.graph import element_bytes, type_bytes
 from alpa.passes.analysis.op_kinds import READS_THROUGH_FUSION
 from alpa.passes.cost.reshard import only_cuts
 from alpa.passes.sharding.shard_graph import Placed, ShardGraph
@@ -44,12 +44,15 @@ def copies_for_ops(
             into its readers; those of a loop or a barrier by the result of the same number.
     """
     known: dict[tuple[ir.Value, Layouts], int] = {}
+    few = _SMALL * graph.cluster.device.memory
     constraints = ((op, 0, graph.placed[op.results[0]].need) for op in graph.constraints)
     for op, i, need in (*graph.operand_needs, *constraints):
         value = op.operands[i]
-        time = at.get(op.results[0]) if op.results else None
         source = graph.placed.get(value)
-        if time is None or source is None:
+        if source is None or type_bytes(source.type) < few:
+            continue
+        time = at.get(op.results[0]) if op.results else None
+        if time is None:
             continue
         # Ops of the same strategies, such as the projections of an attention, share a copy.
         start = known.get((value, need.layouts), time)

@@ -39,7 +39,7 @@ from alpa.passes.analysis.liveness import (
     updates_variable,
 )
 from alpa.passes.sharding.copies import copies_for_ops, local_bytes
-from alpa.passes.sharding.ops import Op
+from alpa.passes.sharding.ops import Cache, Op
 from alpa.passes.sharding.shard_graph import ShardGraph
 from alpa.passes.solve.sharding.problem import Usage
 
@@ -84,16 +84,31 @@ def passing(
 
     `elsewhere` are the results of fragments that are written to donated arguments or accumulators.
     """
-    inside = {**_in_place_of_results(clock, elsewhere), **clock.carried}
-    for value, start in clock.made.items():
-        for one in buffer(graph, "temporaries", value, (start, clock.until[value])):
-            if value in inside:
-                yield replace(one, usage=_where_too_large(graph, one.usage, inside[value]))
-            else:
+    key = frozenset(elsewhere)
+    for value, span, place in clock.kept.once(key, lambda: _temporaries(clock, key)):
+        for one in buffer(graph, "temporaries", value, span):
+            if place is None:
                 yield one
-    read_until = {value: clock.until[value] for value in clock.base}
+            else:
+                yield replace(one, usage=_where_too_large(graph, one.usage, place))
+    read_until = clock.kept.once(
+        "views", lambda: {value: clock.until[value] for value in clock.base}
+    )
     for usage in copies_for_ops(graph, clock.at, read_until):
         yield Held(usage=usage, kind="copies")
+
+
+def _temporaries(
+    clock: Clock, elsewhere: AbstractSet[ir.Value]
+) -> list[tuple[ir.Value, tuple[int, int], ir.Value | None]]:
+    """The values of fragments that are worth a row, when they live, and the result in whose place
+    they may lie."""
+    inside = {**_in_place_of_results(clock, elsewhere), **clock.carried}
+    return [
+        (value, (start, clock.until[value]), inside.get(value))
+        for value, start in clock.made.items()
+        if type_bytes(value.type) >= _SMALL
+    ]
 
 
 def _in_place_of_results(
@@ -107,6 +122,7 @@ def _in_place_of_results(
     """
     read = elsewhere | {value for fragment in clock.spans for value in fragment.operands}
     inside: dict[ir.Value, ir.Value] = {}
+    by_size = sorted(clock.made, key=lambda v: -type_bytes(v.type))
     for fragment, (start, _) in clock.spans.items():
         returned = zip(terminator(body(fragment)).operands, fragment.results, strict=True)
         own = [(v, outer) for v, outer in returned if outer not in read and v in clock.at]
@@ -114,9 +130,11 @@ def _in_place_of_results(
             continue
         value, place = max(own, key=lambda pair: type_bytes(pair[0].type))
         taken: list[tuple[int, int]] = []
-        for temporary in sorted(clock.made, key=lambda v: -type_bytes(v.type)):
+        for temporary in by_size:
+            if len(taken) == _PLACED:
+                break
             begin, stop = clock.made[temporary], clock.until[temporary]
-            if len(taken) == _PLACED or begin <= start or stop > clock.at[value]:
+            if begin <= start or stop > clock.at[value]:
                 continue
             if all(stop <= a or b <= begin for a, b in taken):
                 taken.append((begin, stop))
@@ -147,6 +165,8 @@ class Clock(Lives):
     """by its first result, when an op runs"""
     carried: dict[ir.Value, ir.Value] = field(default_factory=dict)
     """the next values of loops' variables, and the loops' results, in whose places they are"""
+    kept: Cache = field(default_factory=Cache)
+    """what is made of it: the problems of classes on all meshes share a clock"""
     _returned: set[ir.Value] = field(default_factory=set)
     """what is written into the place of a fragment's result"""
 
