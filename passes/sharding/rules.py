@@ -32,7 +32,8 @@ from alpa.passes.sharding.linear_algebra import linear_algebra_rule
 from alpa.passes.sharding.padded_ops import with_padding
 
 SHARDING_RULE = "sdy.sharding_rule"
-_POPULATE = "builtin.module(func.func(sdy-populate-op-sharding-rules))"
+_POPULATE = "sdy-populate-op-sharding-rules"
+_DROP = "sdy-drop-sharding-rules"
 _ELEMENTWISE = ELEMENTWISE_CHLO | ELEMENTWISE_STABLEHLO
 
 RuleOf = Callable[[ir.OpView], ShardingRule | None]
@@ -95,15 +96,22 @@ def populated(module: ir.Module) -> Generator[RuleOf]:
         with populated(module) as rule_of:
             rule = rule_of(op)
     """
-    # A list: the bindings hash an op by its Python object, of which there may be several.
-    given = [op.operation for op in walk(module.body) if SHARDING_RULE in op.attributes]
+    given = [
+        (op, op.attributes[SHARDING_RULE])
+        for op in walk(module.body)
+        if SHARDING_RULE in op.attributes
+    ]
+    registered = bool(CUSTOM_CALL_RULES)
     try:
         populate(module)
         yield rule_of
     finally:
-        for op in walk(module.body):
-            if SHARDING_RULE in op.attributes and op.operation not in given:
+        _run(_DROP, module)  # Shardy keeps the rules of custom calls that are not its own.
+        for op in walk(module.body) if registered else ():
+            if isinstance(op, stablehlo.CustomCallOp) and SHARDING_RULE in op.attributes:
                 del op.attributes[SHARDING_RULE]
+        for op, rule in given:
+            op.attributes[SHARDING_RULE] = rule
 
 
 def populate(module: ir.Module) -> None:
@@ -116,16 +124,24 @@ def populate(module: ir.Module) -> None:
         lambda diagnostic: "sharding rule registry" in diagnostic.message
     )
     try:
-        with module.context:
-            passmanager.PassManager.parse(_POPULATE).run(module.operation)
+        _run(_POPULATE, module)
     finally:
         handler.detach()
+    if not CUSTOM_CALL_RULES:
+        return
     for op in walk(module.body):
         if isinstance(op, stablehlo.CustomCallOp) and SHARDING_RULE not in op.attributes:
             rule = _registered(op)
             if rule is not None:
                 with module.context:
                     op.attributes[SHARDING_RULE] = rule.to_attr()
+
+
+def _run(name: str, module: ir.Module) -> None:
+    """Runs one of Shardy's passes on all functions."""
+    with module.context:
+        passes = passmanager.PassManager.parse(f"builtin.module(func.func({name}))")
+        passes.run(module.operation)
 
 
 def rule_of(op: ir.OpView) -> ShardingRule | None:

@@ -125,6 +125,18 @@ def test_populated_leaves_the_module_as_it_was():
     assert str(module) == before
 
 
+def test_populated_removes_registered_rules():
+    module = module_of("%x: tensor<4x8xf32>", CALL)
+    before = str(module)
+    register_sharding_rule("my.kernel", ShardingRule((4, 8), (((0,), (1,)),), (((0,), (1,)),)))
+    try:
+        with populated(module):
+            assert str(module) != before
+    finally:
+        CUSTOM_CALL_RULES.pop("my.kernel")
+    assert str(module) == before
+
+
 def test_populated_cleans_up_after_an_error():
     module = module_of("%x: tensor<4xf32>", "%0 = stablehlo.tanh %x : tensor<4xf32>")
     before = str(module)
