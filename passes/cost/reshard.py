@@ -143,7 +143,9 @@ class ReshardTable:
         self.mesh, self.rank = mesh, rank
         self._space = _layouts(mesh.sizes, rank, mesh.joins_axes)
         self.layouts = self._space.all
-        self._cache: dict[tuple[tuple[int, ...], int, bool], tuple[np.ndarray, np.ndarray]] = {}
+        self._shortest: dict[tuple[tuple[int, ...], int, bool], np.ndarray] = {}
+        self._befores: dict[tuple[tuple[int, ...], int, bool], np.ndarray] = {}
+        self._are_uneven: dict[tuple[int, ...], np.ndarray] = {}
 
     def cost(self, source: Layout, target: Layout, shape: Sequence[int], itemsize: int) -> float:
         """Seconds from ``source`` to ``target`` for a tensor of ``shape``."""
@@ -159,12 +161,12 @@ class ReshardTable:
         """Seconds, ``[len(sources), len(targets)]``: an edge's matrix of the sharding ILP."""
         rows = [self._number(layout) for layout in sources]
         columns = [self._number(layout) for layout in targets]
-        uneven: np.ndarray = np.any(self._uneven(shape), axis=1)
-        found = self._paths(shape, itemsize)[0][np.ix_(rows, columns)]
-        padded = uneven[rows][:, None] | uneven[columns][None, :]
+        found = self._paths(shape, itemsize).take(rows, axis=0).take(columns, axis=1)
+        uneven = self._is_uneven(shape)
+        padded = uneven[rows][:, None] | uneven[columns]
         if padded.any():
-            seconds, _ = self._paths(shape, itemsize, padded=True)
-            found = np.where(padded, seconds[np.ix_(rows, columns)], found)
+            seconds = self._paths(shape, itemsize, padded=True)
+            found = np.where(padded, seconds.take(rows, axis=0).take(columns, axis=1), found)
         return found
 
     def path(
@@ -172,8 +174,8 @@ class ReshardTable:
     ) -> list[Step]:
         """The steps of the cheapest path; their seconds add up to ``cost``."""
         start, at = self._number(source), self._number(target)
-        padded = bool(self._uneven(shape)[[start, at]].any())
-        _, previous = self._paths(shape, itemsize, padded=padded)
+        padded = bool(self._is_uneven(shape)[[start, at]].any())
+        previous = self._before_last(shape, itemsize, padded=padded)
         local = self._local_shapes(shape)
         steps: list[Step] = []
         while at != start:
@@ -238,37 +240,55 @@ class ReshardTable:
         uneven: np.ndarray = np.array(shape, dtype=int) % self._space.ways > 0
         return uneven
 
-    def _paths(
-        self, shape: Sequence[int], itemsize: int, *, padded: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """``[from, to]``: the seconds, and the layout before the last step."""
-        key = (tuple(int(size) for size in shape), itemsize, padded)
-        if key not in self._cache:
-            self._cache[key] = self._shortest(*key)
-        return self._cache[key]
+    def _is_uneven(self, shape: Sequence[int]) -> np.ndarray:
+        """``[layout]``: whether it cuts some dimension into uneven shards."""
+        key = tuple(int(size) for size in shape)
+        found = self._are_uneven.get(key)
+        if found is None:
+            found = self._are_uneven[key] = np.any(self._uneven(shape), axis=1)
+        return found
 
-    def _shortest(
-        self, shape: tuple[int, ...], itemsize: int, padded: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Floyd-Warshall with only those layouts on the way that may be there."""
-        count = len(self.layouts)
-        local = self._local_shapes(shape)
+    def _paths(self, shape: Sequence[int], itemsize: int, *, padded: bool = False) -> np.ndarray:
+        """``[from, to]``: seconds, by Floyd-Warshall."""
+        key = (tuple(int(size) for size in shape), itemsize, padded)
+        found = self._shortest.get(key)
+        if found is None:
+            found = self._shortest[key] = self._of_one_step(shape, itemsize)
+            for k in self._on_the_way(shape, padded=padded):
+                np.minimum(found, found[:, k, None] + found[k], out=found)
+        return found
+
+    def _before_last(self, shape: Sequence[int], itemsize: int, *, padded: bool) -> np.ndarray:
+        """``[from, to]``: the layout before the last step of the paths."""
+        key = (tuple(int(size) for size in shape), itemsize, padded)
+        found = self._befores.get(key)
+        if found is None:
+            seconds, count = self._of_one_step(shape, itemsize), len(self.layouts)
+            found = np.tile(np.arange(count, dtype=np.int32)[:, None], (1, count))
+            for k in self._on_the_way(shape, padded=padded):
+                through = seconds[:, k, None] + seconds[k]
+                better = through < seconds
+                seconds = np.where(better, through, seconds)
+                found = np.where(better, found[k], found)
+            self._befores[key] = found
+        return found
+
+    def _of_one_step(self, shape: Sequence[int], itemsize: int) -> np.ndarray:
+        """``[from, to]``: the seconds of single steps, else infinity."""
+        local, count = self._local_shapes(shape), len(self.layouts)
         seconds = np.full((count, count), np.inf)
         np.fill_diagonal(seconds, 0.0)
-        previous = np.tile(np.arange(count, dtype=np.int32)[:, None], (1, count))
         for move in self._space.moves:
             size = self._bytes(move, local, itemsize)
             seconds[move.before, move.after] = self._seconds(move, size)
+        return seconds
+
+    def _on_the_way(self, shape: Sequence[int], *, padded: bool) -> np.ndarray:
+        """The numbers of the layouts that may be on the way."""
         uneven = self._uneven(shape)
         # One axis that has fewer devices may cut a dimension unevenly.
         pads = (self._space.lengths == 1) & (np.array(shape, dtype=int) > self._space.ways)
-        there = ~(uneven & ~pads if padded else uneven).any(axis=1)
-        for k in np.flatnonzero(there):
-            through = seconds[:, k, None] + seconds[None, k, :]
-            better = through < seconds
-            seconds = np.where(better, through, seconds)
-            previous = np.where(better, previous[None, k, :], previous)
-        return seconds, previous
+        return np.flatnonzero(~(uneven & ~pads if padded else uneven).any(axis=1))
 
 
 def _moved_axes(source: Layout, target: Layout) -> tuple[int, ...]:
