@@ -27,7 +27,7 @@ from alpa.dialects import body, ir, sdy, stablehlo
 from alpa.dialects.sharding import Sharding, ShardingRule
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import element_bytes, has_effects, type_bytes
-from alpa.passes.analysis.op_kinds import CONTRACTIONS
+from alpa.passes.analysis.op_kinds import CONTRACTIONS, TRIVIAL
 from alpa.passes.base import PassError
 from alpa.passes.cost.device import Share, size_text
 from alpa.passes.sharding import sums
@@ -71,7 +71,9 @@ class OpPoser:
 
     def _add(self, op: Op, weight: float) -> None:
         view, placed = op.view, self.graph.placed
-        if op.is_free:
+        if op.name in TRIVIAL and op.follow is not None and not (op.is_free or op.is_scalar):
+            self._add_by_rule(op, weight)
+        elif op.is_free:
             (result,) = op.results
             self.graph.free[result] = []
             if op.operands and rank(op.operands[0]) > 0:

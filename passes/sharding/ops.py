@@ -170,13 +170,14 @@ class OpReader:
             key = op.name, rule, op.work, op.types, alone
             return self.kinds.once(key, lambda: Kind(rule))
 
-        return self.kept.once(("kind", op), make)
+        return self.kept.once(op, make)
 
     def combined_with(self, value: ir.Value, step: ir.OpView | None, mesh: LogicalMesh) -> int:
-        """`combining.combined_with`, which is the same on all meshes that combine."""
+        """`combining.combined_with` of a value of a fragment, which is the same on all meshes that
+        combine."""
         if not mesh.combines:
             return 1
-        return self.kept.once(("combined", value, step), lambda: combined_with(value, step, mesh))
+        return self.kept.once(value, lambda: combined_with(value, step, mesh))
 
     def deferrable(self, block: ir.Block, results: Sequence[int]) -> set[ir.Value]:
         """The values of a fragment that may stay unreduced (`sums.deferrable`)."""
