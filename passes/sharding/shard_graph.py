@@ -233,13 +233,13 @@ class ShardGraph:
 
     def need(self, value: ir.Value, need: Need, weight: float) -> None:
         """Adds the cost of resharding a value from its layouts to the needed ones."""
-        if value in self.free:
+        source = self.placed.get(value)
+        if source is None:
             self.free[value].append(need)
             if self.mesh.equation is not None and self.mesh.equation.constants:
                 self._need_constant(value, need, weight)
             self._need_through_broadcast(value, need, weight)
             return
-        source = self.placed[value]
         if source.node == need.node and source.layouts == need.layouts:
             return
         key = value, need

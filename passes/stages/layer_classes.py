@@ -259,21 +259,31 @@ def equal_layers(
         members: the computations of each layer.
         shardings: of arguments by number, as far as the program gives them.
     """
-    found: dict[Hashable, list[int]] = {}
+    alike: dict[Hashable, list[int]] = {}
     for layer, mine in enumerate(members):
-        key = _signature(graph, arguments, results, mine, shardings)
-        found.setdefault(key, []).append(layer)
-    return list(found.values())
+        key = _ends(graph, arguments, results, mine, shardings)
+        alike.setdefault(key, []).append(layer)
+    found: list[list[int]] = []
+    for layers in alike.values():
+        if len(layers) == 1:  # Then what it computes need not be read.
+            found.append(layers)
+            continue
+        equal: dict[Hashable, list[int]] = {}
+        for layer in layers:
+            recipes = tuple(block_recipe(body(graph.ops[o])) for o in members[layer])
+            equal.setdefault(recipes, []).append(layer)
+        found += equal.values()
+    return sorted(found)
 
 
-def _signature(
+def _ends(
     graph: Graph,
     arguments: Sequence[Argument],
     results: Sequence[Result],
     mine: Sequence[int],
     shardings: Mapping[int, Sharding],
 ) -> Hashable:
-    """A key that is the same for layers with equal computations on the same kinds of values."""
+    """A key that is the same for layers with as many ops between the same kinds of values."""
     part, (inputs, outputs) = graph.part(mine), graph.interface(mine)
     kinds: list[Hashable] = []
     for v in inputs:
@@ -292,7 +302,7 @@ def _signature(
         for v in outputs
     ]
     computations = [
-        (Origin.of(op).part, tuple(operands), block_recipe(body(op)))
+        (Origin.of(op).part, tuple(operands), len(body(op).operations))
         for op, operands in zip(part.ops, part.operands, strict=True)
     ]
     return tuple(kinds), tuple(part.returned), tuple(given), tuple(computations)

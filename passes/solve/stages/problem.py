@@ -66,6 +66,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from math import inf
 from typing import Literal
@@ -159,7 +160,7 @@ class Problem:
         """The kind of hosts of each submesh."""
         return (0,) * len(self.submeshes) if self.kind_of is None else self.kind_of
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """The devices of each submesh."""
         return [hosts * devices for hosts, devices in self.submeshes]

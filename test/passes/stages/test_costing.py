@@ -62,14 +62,16 @@ def program() -> str:
     )
 
 
-def solver_of(program: str | ir.Module, cluster: Cluster) -> ClassSolver:
-    pipeline = f"simplify-trivial-ops,layer-cluster{{num-layers={NUM_LAYERS}}}"
+def solver_of(
+    program: str | ir.Module, cluster: Cluster, num_layers: int = NUM_LAYERS
+) -> ClassSolver:
+    pipeline = f"simplify-trivial-ops,layer-cluster{{num-layers={num_layers}}}"
     module = alpa.passes.run(program, pipeline)
     function = main_function(module)
     arguments, results = read_arguments(function), read_results(function)
     with module.context:
         graph = Graph.of(body(function))
-        classes = layer_classes(graph, arguments, results, NUM_LAYERS, cluster, PLAN)
+        classes = layer_classes(graph, arguments, results, num_layers, cluster, PLAN)
     return ClassSolver(classes=classes, cluster=cluster, plan=PLAN)
 
 
@@ -223,6 +225,19 @@ def test_costs_on_a_mesh_are_found_once_for_classes_and_stages(solver: ClassSolv
         assert posing.problem.graph.cache is whole.cache
     for posing in solver.pose(1, 2, (2,)).posings:
         assert posing.problem.graph.cache is not whole.cache
+
+
+def test_layers_of_as_many_ops_are_equal_if_their_ops_are() -> None:
+    def forward(params: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w, activation in zip(params, activations, strict=True):
+            x = activation(x @ w)
+        return x
+
+    activations = (jnp.tanh, jnp.tanh, jnp.sin, jnp.tanh, jnp.tanh)
+    params = [jax.ShapeDtypeStruct((128, 128), jnp.float32)] * len(activations)
+    text = jax.jit(forward).lower(params, jax.ShapeDtypeStruct((64, 128), jnp.float32)).as_text()
+    solver = solver_of(text, Cluster.parse("cpu:1x4"), len(activations))
+    assert solver.classes.class_of == (0, 1, 2, 1, 3)
 
 
 def test_work_is_found_once_for_computations_fragments_and_processes(solver: ClassSolver) -> None:
