@@ -210,10 +210,12 @@ class LayerCosts:
             if self._folder is None:  # which may have all answers
                 workers.prepare(__name__, ops=ops, calls=workers.count)
         if (kind, remat) not in self._found:
-            cluster = program.cluster.kinds[kind]
+            cluster, before = program.cluster.kinds[kind], None
             if remat:
                 module = rematerialised(function)
                 function = main_function(module)
+                plain = self._found.get((kind, False))
+                before = None if plain is None else plain.solver.classes.class_of
             classes = layer_classes(
                 Graph.of(body(function)),
                 program.arguments,
@@ -223,6 +225,7 @@ class LayerCosts:
                 program.plan,
                 self.shared,
                 program.given,
+                before,
             )
             solver = self._solver(
                 classes=classes, cluster=cluster, plan=program.plan, intra=program.intra

@@ -154,15 +154,17 @@ def layer_classes(
     plan: Plan,
     shared: Shared | None = None,
     given: UserShardings | None = None,
+    equal_before: Sequence[int] | None = None,
 ) -> LayerClasses:
     """The layer classes of a clustered program, whose named computations are the graph's ops.
 
-    `shared`: with other problems of the program; `given`: its shardings.
+    `shared`: with other problems of the program; `given`: its shardings; `equal_before`: the class
+    of each layer before a rewrite of all layers, such as `rematerialise`.
     """
     shared = shared or Shared()
     members = layer_members(graph, num_layers)
     shardings = {} if given is None else {a: it for (a, _), it in given.on([MESH]).items()}
-    equal = equal_layers(graph, arguments, results, members, shardings)
+    equal = equal_layers(graph, arguments, results, members, shardings, equal_before)
     shape = (1,) if given is None else given.mesh.sizes
     mesh = MeshAssignment(
         name=MESH, hosts=(0,), devices=tuple(range(prod(shape))), logical_shape=shape
@@ -249,6 +251,7 @@ def equal_layers(
     results: Sequence[Result],
     members: Sequence[Sequence[int]],
     shardings: Mapping[int, Sharding],
+    equal_before: Sequence[int] | None = None,
 ) -> list[list[int]]:
     """The layers of each class.
 
@@ -258,14 +261,17 @@ def equal_layers(
         results: the attributes of its results.
         members: the computations of each layer.
         shardings: of arguments by number, as far as the program gives them.
+        equal_before: the class of each layer before a rewrite that makes equal layers of equal
+            ones. If it is given, no ops are read.
     """
     alike: dict[Hashable, list[int]] = {}
     for layer, mine in enumerate(members):
         key = _ends(graph, arguments, results, mine, shardings)
-        alike.setdefault(key, []).append(layer)
+        before = None if equal_before is None else equal_before[layer]
+        alike.setdefault((before, key), []).append(layer)
     found: list[list[int]] = []
     for layers in alike.values():
-        if len(layers) == 1:  # Then what it computes need not be read.
+        if len(layers) == 1 or equal_before is not None:
             found.append(layers)
             continue
         equal: dict[Hashable, list[int]] = {}

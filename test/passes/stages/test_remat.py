@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import alpa.passes
-from alpa.dialects import body, ir, main_function
+from alpa.dialects import body, func, ir, main_function
 from alpa.dialects.attributes import read_arguments, read_remat, read_results
 from alpa.dialects.plan import Plan, read_solver_reports
 from alpa.passes.analysis.graph import Graph
@@ -23,9 +23,10 @@ from alpa.passes.stages.boundary import Boundary, boundary_of
 from alpa.passes.stages.candidates import SHARES, Candidate, stage_problem, with_shares
 from alpa.passes.stages.class_problem import ClassSolver
 from alpa.passes.stages.intervals import intervals
-from alpa.passes.stages.layer_classes import layer_classes
+from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
 from alpa.passes.stages.policy import logical_shapes
 from alpa.passes.stages.remat import rematerialised
+from alpa.tools import zoo
 
 NUM_LAYERS, BATCHES = 4, 4
 CLUSTER = """
@@ -105,6 +106,28 @@ def all_options(
                 whole = costed(all_, *submesh, [shape], 1.0)
                 found += without + with_shares(without, whole)
     return found, boundary_of(graph, arguments, results, NUM_LAYERS)
+
+
+def test_equal_layers_are_rematerialised_to_equal_ones() -> None:
+    text = zoo.get("gpt-tiny", num_layers=4).lower(4)
+    module = alpa.passes.run(text, "simplify-trivial-ops,layer-cluster{num-layers=4}")
+    function = main_function(module)
+    arguments, results = read_arguments(function), read_results(function)
+    cluster, plan = Cluster.parse("cpu:1x4"), Plan(num_micro_batches=2)
+
+    def classes(of: func.FuncOp, before: Sequence[int] | None = None) -> LayerClasses:
+        graph = Graph.of(body(of))
+        return layer_classes(graph, arguments, results, 4, cluster, plan, equal_before=before)
+
+    with module.context:
+        plain, again = classes(function), rematerialised(function)
+        main = main_function(again)
+        read, derived = classes(main), classes(main, plain.class_of)
+        one_each = classes(main, range(4))
+    assert len(set(plain.class_of)) < 4
+    assert (derived.class_of, derived.links) == (read.class_of, read.links)
+    assert str(derived.module) == str(read.module)
+    assert one_each.class_of == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("memory", ["64MiB", "1200KiB", "640KiB"])
