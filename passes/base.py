@@ -38,8 +38,8 @@ class PassError(Exception):
 class NoRoomError(PassError):
     """A program does not fit into memory.
 
-    `missing` is a lower bound of what a mesh lacks, as a share of a device's memory; None if no
-    solution that fits was found in time, though there may be one.
+    `missing` is a lower bound of what a mesh needs beyond what its stages were cut for, as a share
+    of a device's memory; None if no solution that fits was found in time, though there may be one.
     """
 
     def __init__(
