@@ -31,7 +31,8 @@ class Received:
     """What layers receive: for each k, the bytes that ops i..k receive from ops before i <= k.
 
     The matrix of all i and k would be by far the largest thing here, so it is never held: each
-    column is made from the one before.
+    column is made from the one before. What is held are *hops* (first, last, size): a layer that
+    begins with one of the ops first..last and reaches `last` receives `size` bytes more.
     """
 
     def __init__(
@@ -40,26 +41,78 @@ class Received:
         """From (producer, bytes, consumers in ascending order) of each value.
 
         A value counts once for a layer, however many of its ops read it. Ops are numbered from 0;
-        inputs of the program are no values here.
+        inputs of the program are no values here. Bytes are whole numbers, so sums are exact.
         """
+        hops = [
+            (before + 1, consumer, size)
+            for producer, size, consumers in values
+            for before, consumer in pairwise((producer, *consumers))
+        ]
+        first, last, size = zip(*hops, strict=True) if hops else ((), (), ())
         self.num_ops = num_ops
-        self._hops: list[list[tuple[int, float]]] = [[] for _ in range(num_ops)]
-        # Layers that begin in (before, consumer] and reach the consumer receive the value.
-        for producer, size, consumers in values:
-            for before, consumer in pairwise((producer, *consumers)):
-                self._hops[consumer].append((before + 1, size))
+        self._hops = np.array(first, int), np.array(last, int), np.array(size, float)
+
+    def _each(self) -> Iterator[tuple[int, int, float]]:
+        first, last, size = self._hops
+        return zip(first.tolist(), last.tolist(), size.tolist(), strict=True)
 
     @property
     def is_finite(self) -> bool:
         """Whether all sizes are."""
-        return isfinite(sum(size for hops in self._hops for _, size in hops))
+        return isfinite(self._hops[2].sum())
+
+    @property
+    def crossing(self) -> np.ndarray:
+        """The bytes that each op and all ops behind it receive from ops before it, [K]."""
+        first, last, size = self._hops
+        begin = np.bincount(first, size, minlength=self.num_ops)
+        end = np.bincount(last + 1, size, minlength=self.num_ops)
+        return (begin - end[: self.num_ops]).cumsum()
+
+    def by_layer(self, begin: int, end: int) -> float:
+        """The bytes that the ops from `begin` up to `end`, without `end`, receive."""
+        first, last, size = self._hops
+        return float(size[(first <= begin) & (begin <= last) & (last < end)].sum())
+
+    def begins(self, most: float) -> np.ndarray:
+        """The ops with which a layer can begin, where each layer receives at most `most` bytes.
+
+        A layer ends before such an op, too, or with the last op. So it receives no less than the
+        ops up to the next one of these, which are found from the last one on.
+        """
+        ends: list[list[float]] = [[] for _ in range(self.num_ops)]
+        begins: list[list[tuple[int, float]]] = [[] for _ in range(self.num_ops + 1)]
+        for first, last, size in self._each():
+            ends[last].append(size)
+            begins[first].append((last, size))
+        found: list[int] = []
+        end, received = self.num_ops, 0.0
+        for op in reversed(range(self.num_ops)):
+            received += sum(ends[op])
+            received -= sum(size for last, size in begins[op + 1] if last < end)
+            if received <= most:
+                found.append(op)
+                end, received = op, 0.0
+        return np.array(found[::-1])
+
+    def joined(self, starts: np.ndarray) -> Received:
+        """What layers of blocks receive; a block is the ops from each of `starts` to the next."""
+        found = Received(starts.size)
+        first, last, size = self._hops
+        first, last = starts.searchsorted(first), starts.searchsorted(last, side="right") - 1
+        inside = first <= last
+        found._hops = first[inside], last[inside], size[inside]
+        return found
 
     def columns(self) -> Iterator[np.ndarray]:
         """For each k the bytes by i, [k + 1], until the next one is asked for."""
+        hops: list[list[tuple[int, float]]] = [[] for _ in range(self.num_ops)]
+        for first, last, size in self._each():
+            hops[last].append((first, size))
         column = np.zeros(self.num_ops)
-        for k, hops in enumerate(self._hops):
-            for begin, size in hops:
-                column[begin : k + 1] += size
+        for k, of_op in enumerate(hops):
+            for first, size in of_op:
+                column[first : k + 1] += size
             yield column[: k + 1]
 
 
@@ -119,23 +172,28 @@ def solve(problem: Problem) -> Solution:
     lows = np.searchsorted(sums, sums[1:] - limit, side="left")
     lows = np.minimum(lows, np.arange(sums.size - 1))
     enough = _enough(problem, lows)
+    # Only where layers may begin are they cut: ops are joined to blocks.
+    begins = problem.received.begins(enough)
+    received = problem.received.joined(begins)
+    ends = np.append(begins[1:], sums.size - 1)
+    lows, sums = begins.searchsorted(lows[ends - 1]), sums[np.append(begins, ends[-1])]
 
     def inputs(begins: np.ndarray, _: int, received: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         useful = received <= enough
         return begins[useful], received[useful]
 
-    largest = float(_recursion(problem, lows, inputs, np.maximum)[0][-1, -1])
+    largest = float(_recursion(problem.num_layers, received, lows, inputs, np.maximum)[0][-1, -1])
 
     def squares(begins: np.ndarray, k: int, received: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         begins = begins[received <= largest]
         return begins, ((sums[k + 1] - sums[begins]) / max(average, 1.0)) ** 2
 
-    _, choices = _recursion(problem, lows, squares, np.add)
+    _, choices = _recursion(problem.num_layers, received, lows, squares, np.add)
     starts: list[int] = []
-    end = problem.flops.size
+    end = begins.size
     for r in range(problem.num_layers, 0, -1):
         end = int(choices[r, end])
-        starts.append(end)
+        starts.append(int(begins[end]))
     starts.reverse()
     solution = Solution(
         starts=tuple(starts),
@@ -180,9 +238,7 @@ def _enough(problem: Problem, lows: np.ndarray) -> float:
     bytes cross; each ends as late as its FLOPs allow. If these are few enough, cutting them gives
     as many as are asked for.
     """
-    count, crossing = problem.flops.size, np.zeros(0)
-    for column in problem.received.columns():
-        crossing = column
+    count, crossing = problem.flops.size, problem.received.crossing
     sizes = np.sort(crossing)
 
     def suffices(number: int) -> bool:
@@ -205,19 +261,19 @@ these, and what they cost"""
 
 
 def _recursion(
-    problem: Problem, lows: np.ndarray, layers: _Layers, join: np.ufunc
+    num_layers: int, received: Received, lows: np.ndarray, layers: _Layers, join: np.ufunc
 ) -> tuple[np.ndarray, np.ndarray]:
     """best[r, n] and first op of the last layer, for the first n ops in r layers.
 
     A layer that ends with op k begins at lows[k]..k, as far as ``layers`` allows it. ``join`` adds
     its cost to that of the layers before.
     """
-    count, num_layers = lows.size, problem.num_layers
+    count = lows.size
     best = np.full((num_layers + 1, count + 1), inf)
     best[0, 0] = 0.0
     first = np.zeros((num_layers + 1, count + 1), dtype=np.int32)
     every, rows, room = np.arange(count), np.arange(num_layers), np.empty((num_layers, count))
-    for k, (low, column) in enumerate(zip(lows.tolist(), problem.received.columns(), strict=True)):
+    for k, (low, column) in enumerate(zip(lows.tolist(), received.columns(), strict=True)):
         begins, costs = layers(every[low : k + 1], k, column[low:])
         if not begins.size:
             continue
@@ -265,9 +321,7 @@ def verify(problem: Problem, solution: Solution) -> None:
         raise VerificationError(
             f"a layer is empty: layers begin at {starts}, there are {count} ops"
         )
-    begin_of = {end - 1: start for start, end in zip(starts, ends, strict=True)}
-    columns = enumerate(problem.received.columns())
-    inputs = [float(column[begin_of[k]]) for k, column in columns if k in begin_of]
+    inputs = [problem.received.by_layer(*each) for each in zip(starts, ends, strict=True)]
     if max(inputs) != solution.largest_input:
         raise VerificationError(
             f"the largest input is {max(inputs)} B, not {solution.largest_input} B"

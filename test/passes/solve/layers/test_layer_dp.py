@@ -41,6 +41,12 @@ def matrix(received: Received) -> np.ndarray:
     return found
 
 
+def covers(layers: tuple[tuple[int, int], ...], num_ops: int) -> bool:
+    """Whether layers (first op, last op) follow one another, from op 0 to the last op."""
+    nexts = [0, *(last + 1 for _, last in layers)]
+    return nexts == [*(first for first, _ in layers), num_ops]
+
+
 def brute_force(problem: Problem, bound: float) -> tuple[float, float]:
     """(largest input, variance) of the best clustering whose layers have at most ``bound``."""
     count, received = problem.flops.size, matrix(problem.received)
@@ -82,7 +88,20 @@ def problems(draw: st.DrawFn) -> Problem:
 @given(data=st.data(), num_ops=st.integers(1, 9))
 def test_received_bytes_equals_brute_force(data, num_ops):
     values = data.draw(values_of(num_ops))
-    assert np.array_equal(matrix(Received(num_ops, values)), brute_received(num_ops, values))
+    received, expected = Received(num_ops, values), brute_received(num_ops, values)
+    assert np.array_equal(matrix(received), expected)
+    assert np.array_equal(received.crossing, expected[:, -1])
+    begins = np.flatnonzero([True, *(data.draw(st.booleans()) for _ in range(num_ops - 1))])
+    ends = np.append(begins[1:], num_ops) - 1
+    assert np.array_equal(matrix(received.joined(begins)), np.triu(expected[np.ix_(begins, ends)]))
+    layers = [(i, k) for i in range(num_ops) for k in range(i, num_ops)]
+    assert all(received.by_layer(i, k + 1) == expected[i, k] for i, k in layers)
+    most = data.draw(st.integers(0, 12))
+    few = [(i, k) for i, k in layers if expected[i, k] <= most]
+    useful = {
+        i for n in (1, 2, 3) for cut in combinations(few, n) if covers(cut, num_ops) for i, _ in cut
+    }
+    assert useful <= set(received.begins(most).tolist())
 
 
 @settings(max_examples=300, deadline=None)
