@@ -182,6 +182,6 @@ def fragment(
     return op, block
 
 
-def return_(values: Sequence[ir.Value], *, loc: ir.Location | None = None) -> None:
+def return_(values: Sequence[ir.Value], *, loc: ir.Location | None = None) -> mpmd.ReturnOp:
     """The terminator of named computations and fragments."""
-    mpmd.ReturnOp(list(values), loc=loc)
+    return mpmd.ReturnOp(list(values), loc=loc)

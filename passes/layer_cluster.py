@@ -166,18 +166,24 @@ class LayerCluster(Pass):
         markers = [o for o, op in enumerate(graph.ops) if marker_of(op) == LAYER_BOUNDARY]
         forward = [o for o in range(len(graph.ops)) if part[o] == "forward"]
         boundaries = [bisect_left(forward, o) for o in markers if part[o] in (None, "forward")]
-        starts = self._starts(function, graph, forward, boundaries)
+        flops = [op_cost.flops(op) for op in graph.ops]
+        starts = self._starts(function, graph, flops, forward, boundaries)
         layers = np.searchsorted(starts, np.arange(len(forward)), side="right") - 1
         layer_of = dict(zip(forward, layers.tolist(), strict=True))
         slots = place(graph, roles, part, floating, layer_of)
         _write_roles(function, roles, donate=self.donate_states)
         ops = placed_ops(graph.ops)
-        _outline(function, graph, floating, slots)
+        _outline(function, graph, floating, slots, flops)
         check_placed_once(ops, function)
         check_layers(function)
 
     def _starts(
-        self, function: func.FuncOp, graph: Graph, forward: list[int], boundaries: list[int]
+        self,
+        function: func.FuncOp,
+        graph: Graph,
+        flops: Sequence[float],
+        forward: list[int],
+        boundaries: list[int],
     ) -> Sequence[int]:
         """The first forward op of each layer; `boundaries` are how many lie before each mark."""
         if self.clustering == "manual" or (
@@ -205,7 +211,7 @@ class LayerCluster(Pass):
         fewest = count
         if self.num_layers == "auto" and count == MOST_LAYERS:
             fewest = max(FEWEST_LAYERS, self.least)
-        return _cut(graph, forward, range(fewest, count + 1), self.delta)
+        return _cut(graph, flops, forward, range(fewest, count + 1), self.delta)
 
     def _at_markers(
         self, function: func.FuncOp, forward: list[int], boundaries: list[int]
@@ -290,12 +296,13 @@ def _contractions(op: ir.OpView) -> int:
     return max(1, sum(other.operation.name in CONTRACTIONS for other in inner))
 
 
-def _cut(graph: Graph, forward: list[int], counts: range, delta: float) -> Sequence[int]:
+def _cut(
+    graph: Graph, flops: Sequence[float], forward: list[int], counts: range, delta: float
+) -> Sequence[int]:
     """Eq. 6 on the forward ops; arguments are no input of a layer, what other layers made is."""
     from alpa.passes.solve.layers import layer_dp  # noqa: PLC0415 - costs start-up time
 
     position = {o: i for i, o in enumerate(forward)}
-    flops = np.array([op_cost.flops(graph.ops[o]) for o in forward])
     crossing = [
         (i, graph.bytes[v], sorted({position[u] for u in graph.users[v] if u in position}))
         for i, o in enumerate(forward)
@@ -303,7 +310,12 @@ def _cut(graph: Graph, forward: list[int], counts: range, delta: float) -> Seque
         if graph.users[v]
     ]
     received = layer_dp.Received(len(forward), crossing)
-    problem = layer_dp.Problem(flops=flops, received=received, num_layers=counts[-1], delta=delta)
+    problem = layer_dp.Problem(
+        flops=np.array([flops[o] for o in forward]),
+        received=received,
+        num_layers=counts[-1],
+        delta=delta,
+    )
     return layer_dp.solve_narrow(problem, counts[0]).starts
 
 
@@ -322,18 +334,22 @@ def _write_roles(function: func.FuncOp, roles: Roles, *, donate: bool) -> None:
 
 @dataclass(frozen=True)
 class _Members:
-    """The ops of a computation in program order, copies of floating ones included."""
+    """The ops of a computation in program order: its own, and copies of floating ones."""
 
     slot: Slot
-    ops: list[int]
+    ops: dict[int, ir.OpView]
     own: list[int]
     inputs: list[int]
 
 
 def _outline(
-    function: func.FuncOp, graph: Graph, floating: Floating, slots: Sequence[Slot | None]
+    function: func.FuncOp,
+    graph: Graph,
+    floating: Floating,
+    slots: Sequence[Slot | None],
+    flops: Sequence[float],
 ) -> None:
-    """Puts the ops of each slot into a named computation, in execution order."""
+    """Moves the ops of each slot into a named computation, in execution order."""
     own: dict[Slot, list[int]] = {}
     for o, slot in enumerate(slots):
         if slot is not None:
@@ -344,11 +360,12 @@ def _outline(
     end = terminator(body(function))
     outside: dict[int, ir.Value] = {v: graph.values[v] for v in range(graph.num_arguments)}
     for group in groups:
-        _outline_group(end, graph, group, crossing, outside)
+        _outline_group(end, graph, group, crossing, outside, flops)
     for i, v in enumerate(graph.returned):
         end.operands[i] = outside[v]
-    for op in reversed(graph.ops):
-        op.erase()
+    for o in reversed(range(len(graph.ops))):
+        if slots[o] is None or marker_of(graph.ops[o]) is not None:
+            graph.ops[o].erase()
 
 
 def _execution_order(slot: Slot) -> tuple[int, int, int]:
@@ -363,53 +380,60 @@ def _origin(slot: Slot) -> Origin:
 
 
 def _with_copies(graph: Graph, floating: Floating, slot: Slot, own: list[int]) -> _Members:
-    ops = set(own)
+    members = {o: graph.ops[o] for o in own}
     stack = list(own)
     while stack:
         for v in graph.operands[stack.pop()]:
             p = graph.producer[v]
-            if p >= 0 and p not in ops and floating.in_part(p, slot.part):
-                ops.add(p)
+            if p >= 0 and p not in members and floating.in_part(p, slot.part):
+                op = graph.ops[p]
+                members[p] = op.operation.clone(ip=ir.InsertionPoint(op)).opview
                 stack.append(p)
-    made = {v for o in ops for v in graph.results[o]}
-    ordered = sorted(ops)
+    made = {v for o in members for v in graph.results[o]}
+    ordered = dict(sorted(members.items()))
     inputs = list(dict.fromkeys(v for o in ordered for v in graph.operands[o] if v not in made))
     return _Members(slot, ordered, own, inputs)
 
 
 def _outline_group(
-    end: ir.OpView, graph: Graph, group: _Members, crossing: set[int], outside: dict[int, ir.Value]
+    end: ir.OpView,
+    graph: Graph,
+    group: _Members,
+    crossing: set[int],
+    outside: dict[int, ir.Value],
+    flops: Sequence[float],
 ) -> None:
-    """Builds one computation before `end`; `outside` maps values to what stands for them there.
-
-    Ops are copied: several computations may hold the same one.
-    """
+    """Builds one computation before `end`; `outside` maps values to what stands for them there."""
     outputs = [v for o in group.own for v in graph.results[o] if v in crossing]
     with ir.InsertionPoint(end):
         computation, block = named_computation(
             _origin(group.slot),
             [outside[v] for v in group.inputs],
-            [graph.values[v].type for v in outputs],
+            [graph.types[v] for v in outputs],
             loc=graph.ops[group.own[0]].location,
         )
-    inside: dict[ir.Value, ir.Value] = {
-        graph.values[v]: argument for v, argument in zip(group.inputs, block.arguments, strict=True)
-    }
-    flops = 0.0
-    for o in group.ops:
-        op = graph.ops[o]
+    # What stands for values of the graph inside.
+    inside: dict[int, ir.Value] = dict(zip(group.inputs, block.arguments, strict=True))
+    for o, op in group.ops.items():
         if marker_of(op) is not None:
-            inside.update(zip(op.results, [inside[v] for v in op.operands], strict=True))
+            passed = [inside.get(v, graph.values[v]) for v in graph.read[o]]
+            inside.update(zip(graph.results[o], passed, strict=True))
             continue
-        flops += op_cost.flops(op)
-        copy = op.operation.clone(ip=ir.InsertionPoint(block)).opview
-        replace_operands(copy, inside)
-        inside.update(zip(op.results, copy.results, strict=True))
+        changed = {graph.values[v]: inside[v] for v in graph.operands[o] if v in inside}
+        if changed:
+            replace_operands(op, changed)
+        if op is not graph.ops[o]:
+            inside.update(zip(graph.results[o], op.results, strict=True))
     with ir.InsertionPoint(block), computation.location:
-        return_([inside[graph.values[v]] for v in outputs])
-    if flops >= 2**63:
+        last = return_([inside.get(v, graph.values[v]) for v in outputs])
+    total = 0.0
+    for o, op in group.ops.items():
+        if marker_of(op) is None:
+            op.operation.move_before(last)
+            total += flops[o]
+    if total >= 2**63:
         raise PassError(
-            computation, f"a layer takes {flops:.3g} operations, more than 64 bits can count"
+            computation, f"a layer takes {total:.3g} operations, more than 64 bits can count"
         )
-    computation.attributes[FLOPS] = i64(int(flops))
+    computation.attributes[FLOPS] = i64(int(total))
     outside.update(zip(outputs, computation.results, strict=True))

@@ -12,7 +12,7 @@ from functools import cached_property, reduce
 from operator import or_
 from typing import cast
 
-from alpa.dialects import attributes_of, body, ir, mpmd, stablehlo, terminator, walk
+from alpa.dialects import attributes_of, body, ir, mpmd, stablehlo, walk
 from alpa.dialects.attributes import GRADIENT, marker_of
 from alpa.dialects.caches import cached
 
@@ -21,14 +21,17 @@ from alpa.dialects.caches import cached
 class Graph:
     """Ops of a block (without its terminator) and its values, both numbered in program order.
 
-    Block arguments come first among the values. `operands` include the values that an op's
-    regions capture. `bytes[v]` is a value's size, `returned` the terminator's operands.
+    Block arguments come first among the values. `read` has an op's operands as they are, -1 for
+    values of other blocks. `operands` has each of these once, and the values that the op's regions
+    capture. `bytes[v]` is a value's size, `returned` the terminator's operands.
     """
 
     ops: list[ir.OpView]
+    read: list[list[int]]
     operands: list[list[int]]
     results: list[list[int]]
     values: list[ir.Value]
+    types: list[ir.Type]
     producer: list[int]
     users: list[list[int]]
     bytes: list[int]
@@ -42,13 +45,18 @@ class Graph:
         number = {value: i for i, value in enumerate(values)}
         num_arguments = len(values)
         producer = [-1] * num_arguments
-        ops = list(block.operations)
-        end = terminator(block)
-        ops.pop()
+        *ops, end = block.operations
+        read: list[list[int]] = []
         operands: list[list[int]] = []
         results: list[list[int]] = []
         for i, op in enumerate(ops):
-            operands.append(_numbers(number, used_values(op)))
+            own = [number.get(value, -1) for value in op.operands]
+            read.append(own)
+            used = dict.fromkeys(own)
+            if len(op.regions):
+                used.update(dict.fromkeys([number.get(it, -1) for it in captured_values(op)]))
+            used.pop(-1, None)
+            operands.append(list(used))
             produced: list[int] = []
             for result in op.results:
                 number[result] = len(values)
@@ -60,9 +68,20 @@ class Graph:
         for i, used in enumerate(operands):
             for value in used:
                 users[value].append(i)
-        sized = [type_bytes(value.type) for value in values]
-        returned = [number[value] for value in end.operands]
-        return cls(ops, operands, results, values, producer, users, sized, returned, num_arguments)
+        types = [value.type for value in values]
+        return cls(
+            ops=ops,
+            read=read,
+            operands=operands,
+            results=results,
+            values=values,
+            types=types,
+            producer=producer,
+            users=users,
+            bytes=[*map(type_bytes, types)],
+            returned=[number[value] for value in end.operands],
+            num_arguments=num_arguments,
+        )
 
     @cached_property
     def gradient_marks(self) -> list[int]:
@@ -89,9 +108,11 @@ class Graph:
         place = {o: n for n, o in enumerate(ops)}
         return Graph(
             ops=[self.ops[o] for o in ops],
+            read=[[number.get(v, -1) for v in self.read[o]] for o in ops],
             operands=[[number[v] for v in self.operands[o]] for o in ops],
             results=[[number[v] for v in self.results[o]] for o in ops],
             values=[self.values[v] for v in values],
+            types=[self.types[v] for v in values],
             producer=[place.get(self.producer[v], -1) for v in values],
             users=[[place[o] for o in self.users[v] if o in place] for v in values],
             bytes=[self.bytes[v] for v in values],
@@ -136,41 +157,54 @@ class Graph:
         rematerialisation.
         """
         first = list(range(len(self.values)))
-        number = {value: i for i, value in enumerate(self.values)}
         of_type: dict[ir.Type, int] = {}
-        for v in self._positions(number):
-            first[v] = of_type.setdefault(self.values[v].type, v)
+        positions = self._positions()
+        for v in sorted(positions):
+            first[v] = of_type.setdefault(self.types[v], v)
+        number = {value: i for i, value in enumerate(self.values)}
 
-        seen: dict[Hashable, int] = {}
-        for o, op in enumerate(self.ops):
-            if all(first[v] != v for v in self.results[o]):
-                continue  # positions
-            if op.name == "stablehlo.optimization_barrier":
-                same = [first[number[operand]] for operand in op.operands]
+        # Types, attributes and regions are read only of ops that agree in all else.
+        alone: dict[Hashable, int] = {}
+        several: dict[Hashable, int] = {}
+
+        def contents_of(o: int) -> Hashable:
+            types = tuple([self.types[v] for v in self.results[o]])
+            return (types, contents(self.ops[o], lambda v: first[number[v]], {}))
+
+        for o, (op, read, results) in enumerate(
+            zip(self.ops, self.read, self.results, strict=True)
+        ):
+            if positions.issuperset(results):
+                continue
+            name = op.name
+            if name == "stablehlo.optimization_barrier":
+                same = [first[v] for v in read]
             else:
-                made_like = seen.setdefault(recipe(op, lambda v: first[number[v]], {}), o)
-                same = self.results[made_like]
-            for result, equal in zip(self.results[o], same, strict=True):
+                key = (name, *[first[v] for v in read])
+                like = alone.setdefault(key, o)
+                if like == o:
+                    continue
+                if key not in several:
+                    several[key] = several[key, contents_of(like)] = like
+                same = self.results[several.setdefault((key, contents_of(o)), o)]
+            for result, equal in zip(results, same, strict=True):
                 first[result] = equal
         return first
 
-    def _positions(self, number: dict[ir.Value, int]) -> list[int]:
+    def _positions(self) -> set[int]:
         """The integers that depend on no argument. A barrier's result counts as its operand."""
-        fixed = [False] * len(self.values)
-        for op, operands, results in zip(self.ops, self.operands, self.results, strict=True):
+        moving = set(range(self.num_arguments))
+        for op, read, operands, results in zip(
+            self.ops, self.read, self.operands, self.results, strict=True
+        ):
+            if moving.isdisjoint(operands):
+                continue
             if op.name == "stablehlo.optimization_barrier":
-                known = [fixed[number[operand]] for operand in op.operands]
+                moving.update(v for v, of in zip(results, read, strict=True) if of in moving)
             else:
-                known = [all(fixed[v] for v in operands)] * len(results)
-            for v, is_fixed in zip(results, known, strict=True):
-                fixed[v] = is_fixed
-        return [v for v, is_fixed in enumerate(fixed) if is_fixed and self._holds_integers(v)]
-
-    def _holds_integers(self, v: int) -> bool:
-        type_ = self.values[v].type
-        return isinstance(type_, ir.RankedTensorType) and isinstance(
-            type_.element_type, ir.IntegerType
-        )
+                moving.update(results)
+        fixed = {*range(len(self.values))} - moving
+        return {v for v in fixed if _of_integers(self.types[v])}
 
 
 def union(sets: Iterable[int]) -> int:
@@ -178,21 +212,25 @@ def union(sets: Iterable[int]) -> int:
     return reduce(or_, sets, 0)
 
 
-def _numbers(number: dict[ir.Value, int], values: Iterable[ir.Value]) -> list[int]:
-    found = dict.fromkeys(map(number.get, values))
-    found.pop(None, None)
-    return cast("list[int]", list(found))
+@cached
+def _of_integers(type_: ir.Type) -> bool:
+    is_tensor = isinstance(type_, ir.RankedTensorType)
+    return is_tensor and isinstance(type_.element_type, ir.IntegerType)
 
 
 def used_values(op: ir.OpView) -> list[ir.Value]:
-    """An op's operands and the values that its regions use from outside or inside.
+    """An op's operands and the values that its regions use from outside or inside."""
+    return [*op.operands, *captured_values(op)]
+
+
+def captured_values(op: ir.OpView) -> list[ir.Value]:
+    """The values that an op's regions use from outside or inside.
 
     Computations and fragments read values only as operands.
     """
-    values = list(op.operands)
-    if isinstance(op, mpmd.NamedComputationOp | mpmd.FragmentOp):
-        return values
-    return values + read_inside(op)
+    if not len(op.regions) or isinstance(op, mpmd.NamedComputationOp | mpmd.FragmentOp):
+        return []
+    return read_inside(op)
 
 
 def read_inside(op: ir.OpView) -> list[ir.Value]:
@@ -236,6 +274,17 @@ def recipe(
     attribute that makes no difference, beside those of the planner.
     """
     operands = tuple([inner[v] if v in inner else outer(v) for v in op.operands])
+    types = tuple([v.type for v in op.results])
+    return (op.name, operands, types, contents(op, outer, inner, ignored))
+
+
+def contents(
+    op: ir.OpView,
+    outer: Callable[[ir.Value], int],
+    inner: dict[ir.Value, int],
+    ignored: str | None = None,
+) -> Hashable:
+    """The attributes and regions of an op, as in `recipe`."""
     attributes = frozenset(
         [
             (name, attr)
@@ -243,6 +292,8 @@ def recipe(
             if name != ignored and not name.startswith("alpa.")
         ]
     )
+    if not len(op.regions):
+        return attributes
     regions: list[Hashable] = []
     for region in op.regions:
         for block in region.blocks:
@@ -252,7 +303,7 @@ def recipe(
                 regions.append(recipe(nested, outer, inner, ignored))
                 for result in nested.results:
                     inner[result] = -1 - len(inner)
-    return (op.name, operands, attributes, tuple(regions), tuple(v.type for v in op.results))
+    return (attributes, *regions)
 
 
 def block_recipe(block: ir.Block, ignored: str | None = None) -> Hashable:

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 
 from alpa.dialects import ir
 from alpa.dialects.attributes import GRADIENT, Part, marker_of
+from alpa.dialects.caches import cached
 from alpa.passes.analysis.graph import Graph, elements, union
 from alpa.passes.analysis.once_per_step import OncePerStep
 from alpa.passes.analysis.op_kinds import PRODUCTS, TRIVIAL
@@ -201,7 +202,7 @@ class _Splitter:
         graph = self.graph
         if self.marks:
             return forward, set()
-        is_number = [elements(value.type) == 1 for value in graph.values]
+        is_number = [elements(type_) == 1 for type_ in graph.types]
         is_forward = [p < 0 or (p in forward and p not in gradients) for p in graph.producer]
         follows = {*range(len(graph.ops))} - forward - graph.cone(graph.made_by(gradients))
         statistics: list[int] = []
@@ -229,8 +230,7 @@ class _Splitter:
         has the same shape, too: then the gradient is the operand that depends on the others.
         """
         graph = self.graph
-        size = elements(graph.values[new].type)
-        is_choice = _is_boolean(graph.values[new])
+        size, is_choice = elements(graph.types[new]), _is_boolean(graph.types[new])
         found: list[int] = []
         seen = {new}
         stack = [new]
@@ -243,13 +243,13 @@ class _Splitter:
             # norm, in contrast, broadcasts its statistics to the shape of its operand.
             same = op.name in SAME_ELEMENTS or (
                 op.name == "stablehlo.broadcast_in_dim"
-                and graph.values[graph.results[o][0]].type == graph.values[new].type
+                and graph.types[graph.results[o][0]] == graph.types[new]
             )
             alike = [
                 v
                 for v in graph.operands[o]
-                if elements(graph.values[v].type) == size
-                and (is_choice or not _is_boolean(graph.values[v]))
+                if elements(graph.types[v]) == size
+                and (is_choice or not _is_boolean(graph.types[v]))
             ]
             if not (alike and (same or marker_of(op) == GRADIENT)):
                 found.append(o)
@@ -378,6 +378,6 @@ class _Splitter:
         return {self.first_equal[v] for v, p in enumerate(graph.producer) if p < 0 or p in forward}
 
 
-def _is_boolean(value: ir.Value) -> bool:
-    type_ = value.type
+@cached
+def _is_boolean(type_: ir.Type) -> bool:
     return isinstance(type_, ir.RankedTensorType) and str(type_.element_type) == "i1"
