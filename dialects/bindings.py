@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 from jaxlib.mlir import ir, passmanager
@@ -31,6 +31,7 @@ __all__ = [
     "main_function",
     "make_context",
     "mpmd",
+    "ops_where",
     "passmanager",
     "sdy",
     "stablehlo",
@@ -142,6 +143,26 @@ def walk(block: ir.Block) -> Iterator[ir.OpView]:
         for region in op.regions:
             for inner in region.blocks:
                 yield from walk(inner)
+
+
+def ops_where(
+    root: ir.Module | ir.OpView | ir.Operation, wanted: Callable[[ir.Operation], bool]
+) -> list[ir.OpView]:
+    """The wanted ops among all in an op's regions, parents first.
+
+    MLIR walks, which takes half the time of `walk`. `wanted` must not raise: its error would lose
+    its type.
+    """
+    found: list[ir.OpView] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if wanted(op):
+            found.append(op.opview)
+        return ir.WalkResult.ADVANCE
+
+    root.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    itself = found and found[0].operation == root.operation
+    return found[1:] if itself else found
 
 
 def walk_outside_manual(block: ir.Block) -> list[ir.OpView]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Set as AbstractSet
 
-from alpa.dialects import body, func, ir, passmanager, sdy, walk
+from alpa.dialects import body, func, ir, ops_where, passmanager, sdy, walk
 from alpa.dialects.sharding import Mesh
 
 # A reference in an attribute's text: quoted or not.
@@ -14,6 +14,7 @@ SYMBOL = re.compile(r'@(?:"((?:[^"\\]|\\.)*)"|([\w$.-]+))')
 _OVER_MESHES = frozenset(
     {"sharding", "in_shardings", "out_shardings", "replica_groups", "sdy.sharding"}
 )
+_IN_PLAIN_OPS = ("sdy.sharding", "replica_groups")
 
 
 def referenced_symbols(function: func.FuncOp) -> list[str]:
@@ -26,19 +27,27 @@ def referenced_symbols(function: func.FuncOp) -> list[str]:
     for name in ("arg_attrs", "res_attrs"):
         if name in function.attributes:
             read(function.attributes[name])
-    for block in function.regions[0].blocks:
-        for op in walk(block):
-            # Any attribute may hold a reference, so the printed form is searched. StableHLO ops
-            # without references, which are many, are skipped.
-            name = op.operation.name
-            if name.startswith(("stablehlo.", "chlo.")) and name != "stablehlo.custom_call":
-                for key in ("sdy.sharding", "replica_groups"):
-                    if key in op.attributes:
-                        read(op.attributes[key])
-            elif not name.startswith("func.return"):
-                for key in op.attributes.keys():  # noqa: SIM118 - the bindings' map is not a dict
-                    read(op.attributes[key])
+    for op in ops_where(function, _may_refer):
+        name = op.operation.name
+        keys = _IN_PLAIN_OPS if _is_plain(name) else op.attributes.keys()
+        for key in keys:
+            if key in op.attributes:
+                read(op.attributes[key])
     return list(found)
+
+
+def _is_plain(name: str) -> bool:
+    """Whether an op of a name refers to meshes only, and in two attributes only.
+
+    Any attribute of another op may hold a reference, so the printed form is searched.
+    """
+    return name.startswith(("stablehlo.", "chlo.")) and name != "stablehlo.custom_call"
+
+
+def _may_refer(op: ir.Operation) -> bool:
+    if _is_plain(op.name):
+        return any(key in op.attributes for key in _IN_PLAIN_OPS)
+    return op.name != "func.return"
 
 
 def lift_inlined_meshes(module: ir.Module) -> None:
@@ -87,8 +96,13 @@ def rename_meshes(block: ir.Block, old: AbstractSet[str], new: str) -> None:
                 op.attributes[attribute] = ir.Attribute.parse(renamed)
 
 
-def drop_unused_meshes(module: ir.Module, referenced: set[str]) -> None:
-    """Erases each `sdy.mesh` that is not among the referenced symbols."""
-    for name, op in named_meshes(module).items():
+def drop_unused_meshes(module: ir.Module) -> None:
+    """Erases each `sdy.mesh` that no function refers to."""
+    meshes = named_meshes(module)
+    if not meshes:
+        return
+    functions = [op for op in module.body.operations if isinstance(op, func.FuncOp)]
+    referenced = {name for function in functions for name in referenced_symbols(function)}
+    for name, op in meshes.items():
         if name not in referenced:
             op.operation.erase()

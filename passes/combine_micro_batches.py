@@ -65,7 +65,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from alpa.dialects import body, func, ir, stablehlo, terminator, walk
+from alpa.dialects import body, func, ir, ops_where, stablehlo, terminator
 from alpa.dialects.attributes import (
     EXACT,
     GRADIENT,
@@ -81,7 +81,7 @@ from alpa.dialects.attributes import (
     micro_batches_of,
     read_results,
 )
-from alpa.passes.analysis.graph import Graph, inner_ops, replace_op
+from alpa.passes.analysis.graph import Graph, replace_op, shape
 from alpa.passes.analysis.input_checks import check_input, check_unplanned
 from alpa.passes.analysis.micro_batches.relate import relate
 from alpa.passes.analysis.micro_batches.shapes import splat_of
@@ -129,7 +129,7 @@ class CombineMicroBatches(Pass):
                 mark_gradients(body(main))
             if WHOLE in module.operation.attributes:
                 strip_whole(module)
-            _clean(body(main), remark)
+            _clean(main, remark)
             if self.num_micro_batches > 1:
                 module.operation.attributes[MICRO_BATCHES] = ir.StringAttr.get(mode)
 
@@ -161,9 +161,9 @@ class CombineMicroBatches(Pass):
                 )
             return EXACT
         if whole is None:
-            _report_sizes(block, roles, remark)
+            _report_sizes(graph, roles, remark)
         context = relate(
-            block,
+            graph,
             [(it.role, it.batch_dim) for it in roles.arguments],
             num_micro_batches=self.num_micro_batches,
             whole_is_known=whole is not None,
@@ -172,11 +172,11 @@ class CombineMicroBatches(Pass):
         split = Split(main=main, graph=graph, roles=roles, context=context)
         draws = any(
             call_target(op) == RANDOM and context.at(op.results[0]).kind == "rows"
-            for op in walk(block)
+            for op in ops_where(main, _is_call)
         )
         if any(context.at(value).is_mixed for value in split.returned):
             # Calls of the host mix whatever they read, and have a sentence of their own.
-            others = [op for op in walk(block) if op.operation.name not in ARITHMETIC]
+            others = ops_where(main, lambda op: op.name not in ARITHMETIC)
             refuse_host_calls(main, others)
         split.check()
         split.rewrite()
@@ -201,16 +201,16 @@ def _check_states(main: func.FuncOp) -> None:
             )
 
 
-def _report_sizes(block: ir.Block, roles: Roles, remark: Remark) -> None:
+def _report_sizes(graph: Graph, roles: Roles, remark: Remark) -> None:
     """Says which numbers of a file may be the size of its batch: nothing tells them from it."""
     sizes = {
-        float(ir.RankedTensorType(value.type).shape[role.batch_dim or 0])
-        for value, role in zip(block.arguments, roles.arguments, strict=True)
+        float(shape(graph.values[a])[role.batch_dim or 0])
+        for a, role in enumerate(roles.arguments)
         if role.role == "batch"
     }
     found = [
         (number, op.location)
-        for op in block.operations
+        for op in graph.ops
         if isinstance(op, stablehlo.ConstantOp)
         and (number := splat_of(op.attributes["value"])) is not None
         and number in sizes
@@ -226,13 +226,15 @@ def _report_sizes(block: ir.Block, roles: Roles, remark: Remark) -> None:
         )
 
 
-def _clean(block: ir.Block, remark: Remark) -> None:
+def _is_call(op: ir.Operation) -> bool:
+    return op.name == "stablehlo.custom_call"
+
+
+def _clean(main: func.FuncOp, remark: Remark) -> None:
     """Removes what only this pass reads, and markers where they mean nothing."""
     boundary: ir.Location | None = None
-    ops = [(op, False) for op in block.operations]
-    ops += [(inner, True) for op, _ in ops for inner in inner_ops(op)]
-    for op, inside in ops:
-        target = call_target(op)
+    for op in ops_where(main, _is_call):
+        target, inside = call_target(op), op.operation.block != body(main)
         if target == RANDOM or (inside and target in (GRADIENT, LAYER_BOUNDARY)):
             if target == LAYER_BOUNDARY:
                 boundary = boundary or op.location

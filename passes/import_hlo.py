@@ -48,7 +48,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from alpa.dialects import func, ir, walk
+from alpa.dialects import func, ir
 from alpa.dialects.elided import elided_constants
 from alpa.passes.analysis.graph import type_bytes
 from alpa.passes.analysis.input_checks import check_input, checked_types
@@ -81,7 +81,7 @@ class ImportHlo(Pass):
 
 def _remark_elided(module: ir.Module, remark: Remark) -> None:
     """Says which constants have no values; the first one is the place."""
-    elided = elided_constants(walk(module.body))
+    elided = elided_constants(module)
     if elided:
         size = sum(type_bytes(op.results[0].type) for op in elided)
         those = "1 constant is" if len(elided) == 1 else f"{len(elided)} constants are"

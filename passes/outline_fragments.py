@@ -74,7 +74,7 @@ class OutlineFragments(Pass):
         main = main_function(module)
         meshes = read_topology(main)
         symbols = ir.SymbolTable(module.operation)
-        for op in elided_constants(walk(main.entry_block)):
+        for op in elided_constants(main):
             raise PassError(
                 op,
                 "this constant is elided: its values were left out when the program was printed, "

@@ -90,7 +90,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from alpa.dialects import body, ir, walk
+from alpa.dialects import body, ir, ops_where
 from alpa.dialects.symbols import drop_unused_meshes
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.analysis.op_kinds import ARITHMETIC
@@ -117,13 +117,13 @@ class SimplifyTrivialOps(Pass):
         with module.context:
             main = check_input(module, is_checked=self.is_checked)
             drop_gspmd(module, remark)
-            referenced = inline_calls(module, main)
-            others = [op for op in walk(body(main)) if op.operation.name not in ARITHMETIC]
+            inline_calls(module, main)
+            others = ops_where(main, lambda op: op.name not in ARITHMETIC)
             refuse_host_calls(main, others)
             write_costs(others)
             drop_memory_kinds(main, others, remark)
             run_on_one_device(module, others)
-            drop_unused_meshes(module, referenced)
+            drop_unused_meshes(module)
             simplify(body(main), REWRITES)
             separate_results(module, main)  # last: rewrites make results of arguments
             mark_follow(body(main))

@@ -95,7 +95,7 @@ def elided_to_arguments(module: ir.Module) -> int:
         PassError: one of them is not directly in @main; `simplify-trivial-ops` moves it there.
     """
     main = main_function(module)
-    elided = elided_constants(walk(module.body))
+    elided = elided_constants(module)
     for op in elided:
         if op.operation.parent != main.operation:
             raise PassError(

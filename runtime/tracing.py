@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.core import Literal as JaxprLiteral
 from jax.sharding import NamedSharding, PartitionSpec
 
-from alpa.dialects import body, bytecode, ir, main_function, parse, terminator
+from alpa.dialects import body, bytecode, ir, main_function, parse
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.micro_batches.relate import relate
 from alpa.passes.analysis.roles import nearest_arguments
@@ -199,16 +199,15 @@ class DataFlow:
         Some result must depend on their samples, and two micro-batches must compute what the whole
         batch computes. Random numbers are not recognised as samples' numbers here.
         """
-        block = body(main_function(self._module))
         roles = [("batch", dims[n]) if n in dims else (None, None) for n in range(self._arguments)]
         context = relate(
-            block,
+            self._graph,
             roles,
             num_micro_batches=2,
             whole_is_known=False,
             sum_power=-1,
         )
-        found = [context.at(value) for value in terminator(block).operands]
+        found = [context.at(self._graph.values[v]) for v in self._graph.returned]
         return any(it.kind != "same" for it in found) and not any(it.is_mixed for it in found)
 
     @property

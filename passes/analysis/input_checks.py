@@ -3,7 +3,7 @@ and attributes of its arguments that fit them."""
 
 from __future__ import annotations
 
-from alpa.dialects import func, ir, is_public, stablehlo, walk
+from alpa.dialects import func, ir, is_public, ops_where, stablehlo
 from alpa.dialects.attributes import CallCost, read_arguments
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.passes.analysis.symbolic_dims import dynamic_dims, place_of_dims, symbolic_dims
@@ -120,7 +120,18 @@ def _check_ops(function: func.FuncOp, known: set[ir.Type]) -> None:
     """Raises PassError at the first value whose shape is not static, or at an invalid `alpa.cost`;
     types in `known` are static."""
     name = _names([function])
-    for op in (function, *(op for block in function.regions[0].blocks for op in walk(block))):
+    seen = set(known)
+
+    def is_new(op: ir.Operation) -> bool:
+        """Whether anything of an op is not checked yet."""
+        is_known = not len(op.regions) and op.name != "stablehlo.custom_call"
+        for result in op.results:
+            if (type_ := result.type) not in seen:
+                seen.add(type_)
+                is_known = False
+        return not is_known
+
+    for op in (function, *ops_where(function, is_new)):
         if isinstance(op, stablehlo.CustomCallOp):
             with errors_at(op):
                 CallCost.read(op)

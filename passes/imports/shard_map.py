@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from alpa.dialects import body, func, ir, sdy, walk
+from alpa.dialects import body, func, ir, ops_where, sdy
 from alpa.dialects.attributes import call_target
 from alpa.dialects.sharding import Mesh, Sharding
 from alpa.dialects.symbols import named_meshes
@@ -35,7 +35,7 @@ def import_shard_maps(module: ir.Module) -> None:
         PassError: a call has no sharding that cuts an array into tiles, no mesh has all shardings,
             a `shard_map` is over some axes only, or its ops read whole arrays.
     """
-    calls = _calls(walk(module.body), _ENTRY, _EXIT)
+    calls = _calls(ops_where(module, lambda op: op.name == "stablehlo.custom_call"), _ENTRY, _EXIT)
     if not calls:
         return
     tilings = {op.results[0]: _tiling(op) for op in calls}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,7 +15,7 @@ from alpa.dialects.attributes import (
     read_results,
     write_interface,
 )
-from alpa.passes.analysis.graph import Graph, inner_ops, replace_operands, used_values
+from alpa.passes.analysis.graph import Graph, inner_ops, replace_op, replace_operands, used_values
 from alpa.passes.analysis.micro_batches.context import Context, is_float
 from alpa.passes.analysis.micro_batches.relation import Relation
 from alpa.passes.analysis.micro_batches.whole import complex_constant
@@ -41,30 +41,30 @@ class Split(RelatedStep):
     def rewrite(self) -> None:
         """Makes the program one of micro-batches and, behind markers, of the step."""
         graph = self.graph
-        marks = [op for op in graph.ops if marker_of(op) == GRADIENT]
-        others = [op for op in graph.ops if marker_of(op) != GRADIENT]
         self._substitute()
         for o, op in enumerate(graph.ops):
             if not self.in_step[o]:
                 continue
-            used = dict.fromkeys(graph.values[v] for v in graph.operands[o])
-            changed = {v: new for v in used if (new := self._for_step(v)) != v}
+            used = [graph.values[v] for v in graph.operands[o]]
+            changed = {v: new for v in used if (new := self._for_step(v)) is not v}
             if changed:
                 replace_operands(op, changed)
             if self.context.whole_is_known:
                 self._enlarge(op, op)
         self._return()
-        for op in marks:
-            op.results[0].replace_all_uses_with(op.operands[0])
-            op.operation.erase()
-        self._erase_mixed(others)
+        for o in graph.gradient_marks:
+            replace_op(graph.ops[o], graph.ops[o].operands)
+        self._erase_mixed()
 
-    def _erase_mixed(self, ops: Sequence[ir.OpView]) -> None:
+    def _erase_mixed(self) -> None:
         """Erases what nothing depends on, and what may read arrays of two sizes."""
-        for op in reversed(ops):
-            unused = not any(True for value in op.results for _ in value.uses)
-            if unused and any(self.at(value).is_mixed for value in op.results):
-                op.operation.erase()
+        graph, marks = self.graph, set(self.graph.gradient_marks)
+        for o in reversed(range(len(graph.ops))):
+            made = [graph.values[v] for v in graph.results[o]]
+            if o in marks or not any(self.at(value).is_mixed for value in made):
+                continue
+            if not any(True for value in made for _ in value.uses):
+                graph.ops[o].operation.erase()
 
     def _substitute(self) -> None:
         """Puts ones where micro-batches would read a number of the step.
@@ -87,8 +87,10 @@ class Split(RelatedStep):
 
     def _for_step(self, value: ir.Value) -> ir.Value:
         """What the step reads in the place of a value."""
-        value = _unmarked(value)
         relation = self.at(value)
+        if value in self._marked:
+            value = _unmarked(value)
+            relation = self.at(value)
         if relation.kind == "sum":
             if self._is_in_step(value):
                 return value
@@ -106,6 +108,11 @@ class Split(RelatedStep):
     @cached_property
     def _producer(self) -> dict[ir.Value, int]:
         return dict(zip(self.graph.values, self.graph.producer, strict=True))
+
+    @cached_property
+    def _marked(self) -> set[ir.Value]:
+        """The values that markers give."""
+        return {self.graph.values[v] for v in self.graph.made_by(self.graph.gradient_marks)}
 
     def _total(self, value: ir.Value, relation: Relation) -> ir.Value:
         """A marker on a sum, and what makes the sum of the step out of what is accumulated: the

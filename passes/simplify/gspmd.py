@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alpa.dialects import func, ir, walk
+from alpa.dialects import func, ir, ops_where
 from alpa.dialects.attributes import call_target, take_from_signature
 from alpa.passes.analysis.graph import replace_op
 from alpa.passes.analysis.op_kinds import SHARD_MAP_CALLS, SHARDING_CALLS
@@ -45,14 +45,13 @@ def drop_gspmd(module: ir.Module, remark: Remark) -> None:
             continue
         for name in ("arg_attrs", "res_attrs"):
             annotations += len(take_from_signature(function, name, _SHARDING))
-        for block in function.regions[0].blocks:
-            for op in list(walk(block)):
-                if _is_sharding_call(op):
-                    replace_op(op, op.operands)
-                    calls += 1
-                elif _SHARDING in op.attributes:
-                    del op.attributes[_SHARDING]
-                    annotations += 1
+        for op in ops_where(function, _may_be_annotated):
+            if _is_sharding_call(op):
+                replace_op(op, op.operands)
+                calls += 1
+            elif _SHARDING in op.attributes:
+                del op.attributes[_SHARDING]
+                annotations += 1
     if calls or annotations:
         remark(
             module.operation.location,
@@ -60,6 +59,10 @@ def drop_gspmd(module: ir.Module, remark: Remark) -> None:
             f"{annotations} mhlo.sharding attributes): the shardings are searched; "
             "sdy.sharding on arguments and results and sdy.sharding_constraint are kept",
         )
+
+
+def _may_be_annotated(op: ir.Operation) -> bool:
+    return op.name == "stablehlo.custom_call" or _SHARDING in op.attributes
 
 
 def _is_sharding_call(op: ir.OpView) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from alpa.dialects import body, func, ir, sdy, walk
+from alpa.dialects import body, func, ir, ops_where, sdy
 from alpa.dialects.attributes import signature_attrs
 from alpa.dialects.symbols import referenced_symbols
 from alpa.passes.analysis.graph import replace_op
@@ -13,10 +13,8 @@ from alpa.passes.base import PassError
 _CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 
 
-def inline_calls(module: ir.Module, main: func.FuncOp) -> set[str]:
+def inline_calls(module: ir.Module, main: func.FuncOp) -> None:
     """Inlines every call below `main` and erases the functions that are referenced no more.
-
-    Returns the symbols that are still referenced.
 
     A `stablehlo.composite` is by definition a call of its decomposition and is inlined too.
 
@@ -27,17 +25,14 @@ def inline_calls(module: ir.Module, main: func.FuncOp) -> set[str]:
         op.sym_name.value: op for op in module.body.operations if isinstance(op, func.FuncOp)
     }
     inlined: set[str] = set()
-    referenced: set[str] = set()
     kept = [main.sym_name.value]
     for name in kept:  # grows: a custom call of a kept function keeps its computations
         _flatten(name, functions, inlined, ())
-        symbols = referenced_symbols(functions[name])
-        referenced.update(symbols)
+        symbols = referenced_symbols(functions[name]) if len(functions) > 1 else []
         kept += [symbol for symbol in symbols if symbol in functions and symbol not in kept]
     for name, function in functions.items():
         if name not in kept:
             function.operation.erase()
-    return referenced
 
 
 def _flatten(
@@ -47,13 +42,12 @@ def _flatten(
     if name in inlined:
         return
     callers = (*callers, name)
-    for block in functions[name].regions[0].blocks:
-        for call in [op for op in walk(block) if op.operation.name in _CALLS]:
-            attr = call.attributes[_CALLS[call.operation.name]]
-            callee = ir.FlatSymbolRefAttr(attr).value
-            _check_callee(call, callee, functions, callers)
-            _flatten(callee, functions, inlined, callers)
-            _inline(call, functions[callee])
+    for call in ops_where(functions[name], lambda op: op.name in _CALLS):
+        attr = call.attributes[_CALLS[call.operation.name]]
+        callee = ir.FlatSymbolRefAttr(attr).value
+        _check_callee(call, callee, functions, callers)
+        _flatten(callee, functions, inlined, callers)
+        _inline(call, functions[callee])
     inlined.add(name)
 
 

@@ -32,6 +32,7 @@ from alpa.dialects.attributes import (
 )
 from alpa.dialects.plan import read_meshes
 from alpa.dialects.records import i64
+from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.micro_batches.context import Context
 from alpa.passes.analysis.micro_batches.relate import relate
 from alpa.passes.analysis.micro_batches.relation import Relation
@@ -192,7 +193,7 @@ class Checked:
         roles = [("batch" if dim is not None else "state", dim) for dim in program.dims]
         with micro.context:
             context = relate(
-                body(main_function(micro)),
+                Graph.of(body(main_function(micro))),
                 roles,
                 num_micro_batches=number,
                 whole_is_known=whole_is_known,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from alpa.dialects import ir
 from alpa.dialects.attributes import WHOLE
+from alpa.dialects.caches import cached
 from alpa.dialects.records import entries
 from alpa.passes.analysis.micro_batches.relation import STEP, Relation, Scale, mixed
 from alpa.passes.analysis.micro_batches.shards import Shards
@@ -146,11 +147,15 @@ def is_float(type_: ir.Type) -> bool:
     return isinstance(element, ir.FloatType | ir.ComplexType)
 
 
+@cached
+def is_complex(type_: ir.Type) -> bool:
+    """Whether elements are complex numbers, constants of which the bindings cannot read."""
+    return isinstance(ir.RankedTensorType(type_).element_type, ir.ComplexType)
+
+
 def is_real(type_: ir.Type) -> bool:
     """Whether elements are real numbers."""
-    return is_float(type_) and not isinstance(
-        ir.RankedTensorType(type_).element_type, ir.ComplexType
-    )
+    return is_float(type_) and not is_complex(type_)
 
 
 def is_bool(type_: ir.Type) -> bool:

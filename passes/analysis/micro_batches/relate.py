@@ -14,7 +14,7 @@ from dataclasses import replace
 from alpa.dialects import body, file_position, ir, sdy
 from alpa.dialects.attributes import BATCH_DIM, GRADIENT, LAYER_BOUNDARY, RANDOM, WHOLE, call_target
 from alpa.dialects.records import entries
-from alpa.passes.analysis.graph import used_values
+from alpa.passes.analysis.graph import Graph, shape, used_values
 from alpa.passes.analysis.micro_batches import (
     contractions,
     elementwise,
@@ -23,7 +23,7 @@ from alpa.passes.analysis.micro_batches import (
     matrices,
     shapes,
 )
-from alpa.passes.analysis.micro_batches.context import Context
+from alpa.passes.analysis.micro_batches.context import Context, is_complex
 from alpa.passes.analysis.micro_batches.relation import (
     POSITIONS,
     SAME,
@@ -77,6 +77,7 @@ _READS: dict[str, str | None] = {
     **dict.fromkeys(ELEMENTWISE - {"stablehlo.compare"}, None),
     "stablehlo.broadcast_in_dim": "broadcast_dimensions",
     "stablehlo.dot_general": "dot_dimension_numbers",
+    "stablehlo.constant": "value",
     "stablehlo.reshape": None,
     "stablehlo.transpose": "permutation",
 }
@@ -87,7 +88,7 @@ _LONGEST = 50
 
 
 def relate(
-    block: ir.Block,
+    graph: Graph,
     roles: Sequence[tuple[str | None, int | None]],
     *,
     num_micro_batches: int,
@@ -97,7 +98,7 @@ def relate(
     """The relations of all values of a block without calls.
 
     Args:
-        block: the body of `@main`.
+        graph: of the body of `@main`.
         roles: the role of each of its arguments, with the dimension of a batch that holds samples.
         num_micro_batches: how many there are, at least 2.
         whole_is_known: whether ops say how they differ in W (`whole.align`).
@@ -106,42 +107,55 @@ def relate(
     arguments = [
         Relation(kind="rows", dim=dim or 0) if role == "batch" else SAME for role, dim in roles
     ]
-    samples = [
-        ir.RankedTensorType(value.type).shape[it.dim]
-        for value, it in zip(block.arguments, arguments, strict=True)
-        if it.kind == "rows"
-    ]
+    values = graph.values
+    samples = [shape(values[a])[it.dim] for a, it in enumerate(arguments) if it.kind == "rows"]
     context = Context(
         num_micro_batches=num_micro_batches,
         whole_is_known=whole_is_known,
         sum_power=sum_power,
         samples=math.gcd(*samples) or 1,
     )
-    context.relations.update(zip(block.arguments, arguments, strict=True))
-    _walk(context, block)
+    context.relations.update(zip(values[: graph.num_arguments], arguments, strict=True))
+    for op, read, made in zip(graph.ops, graph.read, graph.results, strict=True):
+        types = [graph.types[v] for v in (*made, *read)]
+        _relate_op(context, op, [values[v] for v in read], [values[v] for v in made], types)
     return context
 
 
 def _walk(context: Context, block: ir.Block) -> list[Relation]:
     """Relates the ops of a block; what its terminator returns."""
-    operations = list(block.operations)
-    for op in operations[:-1]:
-        found: Sequence[Relation] = _known_or_related(context, op)
-        if context.shards is not None:
-            found = context.shards.checked(context.relations, op, found)
-        for result, relation in zip(op.results, found, strict=True):
-            if (
-                relation.kind in ("sum", "step", "size")
-                and relation.root is None
-                and len(relation.free) == len(context.shape(result))
-            ):
-                relation = replace(relation, root=result)
-            if relation.dealt is not None and not _passes_on(op):
-                relation = replace(relation, dealt=None)
-            if relation.is_mixed:
-                relation = Relation(kind="mixed", reason=relation.reason, dealt=relation.dealt)
-            context.relations[result] = relation
-    return [context.at(value) for value in operations[-1].operands]
+    *ops, end = block.operations
+    for op in ops:
+        operands, results = list(op.operands), list(op.results)
+        types = [value.type for value in (*results, *operands)]
+        _relate_op(context, op, operands, results, types)
+    return [context.at(value) for value in end.operands]
+
+
+def _relate_op(
+    context: Context,
+    op: ir.OpView,
+    operands: Sequence[ir.Value],
+    results: Sequence[ir.Value],
+    types: Sequence[ir.Type],
+) -> None:
+    """Adds the relations of an op's results; `types` are those of its results and operands."""
+    related = [context.relations[value] for value in operands]
+    found: Sequence[Relation] = _known_or_related(context, op, related, types)
+    if context.shards is not None:
+        found = context.shards.checked(context.relations, op, found)
+    for result, relation in zip(results, found, strict=True):
+        if (
+            relation.kind in ("sum", "step", "size")
+            and relation.root is None
+            and len(relation.free) == len(context.shape(result))
+        ):
+            relation = replace(relation, root=result)
+        if relation.dealt is not None and not _passes_on(op):
+            relation = replace(relation, dealt=None)
+        if relation.is_mixed:
+            relation = Relation(kind="mixed", reason=relation.reason, dealt=relation.dealt)
+        context.relations[result] = relation
 
 
 def _passes_on(op: ir.OpView) -> bool:
@@ -153,22 +167,21 @@ def _passes_on(op: ir.OpView) -> bool:
     )
 
 
-def _known_or_related(context: Context, op: ir.OpView) -> list[Relation]:
+def _known_or_related(
+    context: Context, op: ir.OpView, operands: Sequence[Relation], types: Sequence[ir.Type]
+) -> list[Relation]:
     """The relations of an op's results, from one that is like it if there was one."""
     name = op.operation.name
-    values = list(op.operands)
-    operands = [context.relations[value] for value in values]
     # A root is a value of this op's own.
-    if name not in _READS or any(it.root is not None for it in operands):
+    is_alike = name in _READS and all(it.root is None for it in operands)
+    if not is_alike or (name == "stablehlo.constant" and is_complex(types[0])):
         return _related(context, op, name, operands)
-    attributes = op.attributes
     read = _READS[name]
     alike = (
         name,
-        op.results[0].type,
-        attributes[read] if read else None,
-        attributes.get(WHOLE) if context.whole_is_known else None,
-        *(value.type for value in values),
+        op.attributes[read] if read else None,
+        op.attributes.get(WHOLE) if context.whole_is_known else None,
+        *types,
         *operands,
     )
     found = context.alike.get(alike)

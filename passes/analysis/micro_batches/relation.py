@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from alpa.dialects import ir
@@ -75,6 +76,14 @@ class Relation:
     """of a `sum`, `step` or `size` that is one number everywhere: a value that holds this number"""
     reason: Reason | None = None
     dealt: Dealt | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Relations are keys of what is known of ops."""
+        return hash((self.kind, self.power, self.dim, self.free, self.splat, self.root))
 
     @property
     def is_mixed(self) -> bool:
