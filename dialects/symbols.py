@@ -54,6 +54,7 @@ def lift_inlined_meshes(module: ir.Module) -> None:
     """Gives a name to each mesh that is inlined in a sharding."""
     with module.context:
         manager = passmanager.PassManager.parse("builtin.module(sdy-lift-inlined-meshes)")
+        manager.enable_verifier(False)  # Passes verify once, at their end.
         manager.run(module.operation)
 
 

@@ -21,8 +21,8 @@ from alpa.dialects import ir, stablehlo
 from alpa.dialects.attributes import FOLLOW, marker_of
 from alpa.dialects.caches import cached
 from alpa.dialects.records import i64
-from alpa.passes.analysis.graph import shape, type_bytes
-from alpa.passes.analysis.op_kinds import DATA_MOVEMENT, SOURCES, TRIVIAL
+from alpa.passes.analysis.graph import type_bytes
+from alpa.passes.analysis.op_kinds import BROADCASTS, DATA_MOVEMENT, SOURCES, TRIVIAL
 from alpa.passes.simplify.rewriter import programs
 
 _LIGHT = DATA_MOVEMENT | {
@@ -34,77 +34,85 @@ _LIGHT = DATA_MOVEMENT | {
 
 class _Value(NamedTuple):
     type: ir.Type
+    rank: int
     depth: int = 0
     length: int = 0
     free: bool = False
     expanded: bool = False
 
+    def is_before(self, other: _Value) -> bool:
+        """Whether an op follows this operand rather than the other one, which it reads first."""
+        ours = (not self.expanded, self.depth, self.length, type_bytes(self.type))
+        return ours > (not other.expanded, other.depth, other.length, type_bytes(other.type))
+
 
 class _Marker:
     def __init__(self) -> None:
         self.values: dict[ir.Value, _Value] = {}
+        self.numbers: dict[int, ir.Attribute] = {}
 
     def mark(self, block: ir.Block) -> None:
         for argument in block.arguments:
-            self.values[argument] = _Value(argument.type)
+            self.values[argument] = _Value(argument.type, _rank(argument.type))
         for op in block.operations:
-            self._visit(op)
+            self._visit(op, op.operation.name)
             for inner in programs(op):
                 self.mark(inner)
 
-    def _visit(self, op: ir.OpView) -> None:
-        name = op.operation.name
+    def _visit(self, op: ir.OpView, name: str) -> None:
         if name not in TRIVIAL and FOLLOW in op.attributes:
             del op.attributes[FOLLOW]
         results = list(op.results)
         if not results:
             return
+        type_ = results[0].type
+        rank = _rank(type_)
         if name in SOURCES:
-            self.values.update((result, _Value(result.type, free=True)) for result in results)
-            return
-        inputs = [self.values[operand] for operand in op.operands]
-        if name in TRIVIAL:
-            value = self._follow(op, results[0].type, inputs)
-        elif _is_per_operand(op):
-            for result, one in zip(results, inputs, strict=True):
-                self.values[result] = one._replace(length=one.length + 1)
-            return
+            value = _Value(type_, rank, free=True)
         else:
-            light = name in _LIGHT
-            value = _Value(
-                results[0].type,
-                max([v.depth for v in inputs], default=0) + (not light),
-                max([v.length for v in inputs], default=0) + 1,
-                free=light and all(v.free for v in inputs),
-            )
+            inputs = [self.values[operand] for operand in op.operands]
+            if name in TRIVIAL:
+                value = self._follow(op, name, type_, rank, inputs)
+            elif _is_per_operand(op):
+                for result, one in zip(results, inputs, strict=True):
+                    self.values[result] = one._replace(length=one.length + 1)
+                return
+            else:
+                light = name in _LIGHT
+                value = _Value(
+                    type_,
+                    rank,
+                    max([v.depth for v in inputs], default=0) + (not light),
+                    max([v.length for v in inputs], default=0) + 1,
+                    free=light and all(v.free for v in inputs),
+                )
         self.values[results[0]] = value
         for result in results[1:]:
-            self.values[result] = value._replace(type=result.type)
+            self.values[result] = value._replace(type=result.type, rank=_rank(result.type))
 
-    def _follow(self, op: ir.OpView, type_: ir.Type, inputs: list[_Value]) -> _Value:
+    def _follow(
+        self, op: ir.OpView, name: str, type_: ir.Type, rank: int, inputs: list[_Value]
+    ) -> _Value:
         """Marks a trivial op whose (first) result has this type; what is known of that."""
-        if isinstance(op, stablehlo.ReduceOp):
+        if name == "stablehlo.reduce":
             inputs = inputs[: len(inputs) // 2]
-        rank = _rank(type_)
-        candidates = [
-            i
-            for i, value in enumerate(inputs)
-            if not value.free and (rank == 0 or _rank(value.type) > 0)
-        ]
-        length = max([v.length for v in inputs]) + 1
-        if not candidates:
+        depth = length = 0
+        number, chosen = 0, None
+        for i, value in enumerate(inputs):
+            depth, length = max(depth, value.depth), max(length, value.length)
+            if value.free or (rank and not value.rank):
+                continue
+            if chosen is None or value.is_before(chosen):
+                number, chosen = i, value
+        if chosen is None:
             if FOLLOW in op.attributes:
                 del op.attributes[FOLLOW]
-            return _Value(type_, 0, length, free=True)
-
-        def rank_of(i: int) -> tuple[bool, int, int, int, int]:
-            value = inputs[i]
-            return not value.expanded, value.depth, value.length, type_bytes(value.type), -i
-
-        number = max(candidates, key=rank_of)
-        op.attributes[FOLLOW] = i64(number)
-        expanded = inputs[number].expanded or _expands(op, number)
-        return _Value(type_, max([v.depth for v in inputs]), length, expanded=expanded)
+            return _Value(type_, rank, 0, length + 1, free=True)
+        if number not in self.numbers:
+            self.numbers[number] = i64(number)
+        op.attributes[FOLLOW] = self.numbers[number]
+        expanded = chosen.expanded or (name in BROADCASTS and _expands(name, chosen.type, type_))
+        return _Value(type_, rank, depth, length + 1, expanded=expanded)
 
 
 @cached
@@ -117,11 +125,12 @@ def mark_follow(block: ir.Block) -> None:
     _Marker().mark(block)
 
 
-def _expands(op: ir.OpView, number: int) -> bool:
+@cached
+def _expands(name: str, source: ir.Type, target: ir.Type) -> bool:
     """Whether a broadcast makes dimensions that its operand lacks or has with size 1 only."""
-    if not isinstance(op, stablehlo.BroadcastInDimOp):
-        return op.operation.name == "stablehlo.broadcast"
-    return sorted(shape(op.operands[number])) != sorted(shape(op.results[0]))
+    if name == "stablehlo.broadcast":
+        return True
+    return sorted(ir.RankedTensorType(source).shape) != sorted(ir.RankedTensorType(target).shape)
 
 
 def _is_per_operand(op: ir.OpView) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from alpa.dialects import body, ir, stablehlo
-from alpa.passes.analysis.graph import combiner, shape, splat
+from alpa.passes.analysis.graph import combiner, shape
 from alpa.passes.simplify import batch_norm
 from alpa.passes.simplify.rewriter import Rewrite, Rewriter, element_type, producer
 
@@ -91,8 +91,11 @@ def convert_of_exact_convert(op: ir.OpView, rewriter: Rewriter) -> Values:
 
 # Pattern: broadcast_in_dim(x, [0, 1, ...]) : type(x) -> x
 def broadcast_to_same_type(op: ir.OpView, rewriter: Rewriter) -> Values:
+    same = to_same_type(op, rewriter)
+    if same is None:
+        return None
     dims = _ints(op, "broadcast_dimensions")
-    return to_same_type(op, rewriter) if dims == sorted(dims) else None
+    return same if dims == sorted(dims) else None
 
 
 # Pattern: broadcast_in_dim(broadcast_in_dim(x, p), q) -> broadcast_in_dim(x, q[p])
@@ -137,23 +140,23 @@ def inverse_of_itself(op: ir.OpView, _: Rewriter) -> Values:
 
 
 # Pattern: add(x, 0), add(0, x) -> x, for floats only where the zero is -0.0
-def add_zero(op: ir.OpView, _: Rewriter) -> Values:
-    return _without_neutral(op, "0", "-0.0")
+def add_zero(op: ir.OpView, rewriter: Rewriter) -> Values:
+    return _without_neutral(op, rewriter, "0", "-0.0")
 
 
 # Pattern: subtract(x, 0) -> x, for floats only where the zero is +0.0
-def subtract_zero(op: ir.OpView, _: Rewriter) -> Values:
-    return _without_neutral(op, "0", "0.0", right_only=True)
+def subtract_zero(op: ir.OpView, rewriter: Rewriter) -> Values:
+    return _without_neutral(op, rewriter, "0", "0.0", right_only=True)
 
 
 # Pattern: multiply(x, 1), multiply(1, x) -> x
-def multiply_by_one(op: ir.OpView, _: Rewriter) -> Values:
-    return _without_neutral(op, "1", "1.0")
+def multiply_by_one(op: ir.OpView, rewriter: Rewriter) -> Values:
+    return _without_neutral(op, rewriter, "1", "1.0")
 
 
 # Pattern: divide(x, 1) -> x
-def divide_by_one(op: ir.OpView, _: Rewriter) -> Values:
-    return _without_neutral(op, "1", "1.0", right_only=True)
+def divide_by_one(op: ir.OpView, rewriter: Rewriter) -> Values:
+    return _without_neutral(op, rewriter, "1", "1.0", right_only=True)
 
 
 # Pattern: select(p, x, x) -> x
@@ -163,9 +166,9 @@ def select_of_equal_values(op: ir.OpView, _: Rewriter) -> Values:
 
 
 # Pattern: select(true, x, y) -> x; select(false, x, y) -> y
-def select_by_constant(op: ir.OpView, _: Rewriter) -> Values:
+def select_by_constant(op: ir.OpView, rewriter: Rewriter) -> Values:
     predicate, yes, no = op.operands
-    chosen = splat(predicate)
+    chosen = rewriter.splat(predicate)
     return None if chosen is None else [yes if chosen else no]
 
 
@@ -179,8 +182,8 @@ def element_of_tuple(op: ir.OpView, _: Rewriter) -> Values:
 
 # Pattern: reduce(x, init) of no dimension by op -> op(broadcast_in_dim(init), x)
 def reduce_over_nothing(op: ir.OpView, rewriter: Rewriter) -> Values:
-    name = combiner(op)
-    if name is None or _ints(op, "dimensions"):
+    name = None if _ints(op, "dimensions") else combiner(op)
+    if name is None:
         return None
     x, init = op.operands
     if init.type != x.type:
@@ -190,11 +193,13 @@ def reduce_over_nothing(op: ir.OpView, rewriter: Rewriter) -> Values:
     return [rewriter.new(partial(ir.Operation.create, name, [x.type], pair))]
 
 
-def _without_neutral(op: ir.OpView, *neutral: str, right_only: bool = False) -> Values:
+def _without_neutral(
+    op: ir.OpView, rewriter: Rewriter, *neutral: str, right_only: bool = False
+) -> Values:
     """The operand beside one that is filled with a neutral constant, given as text: -0.0 == 0.0."""
     left, right = op.operands
     for x, other in ((left, right),) if right_only else ((left, right), (right, left)):
-        if str(splat(other)) in neutral and x.type == op.results[0].type:
+        if str(rewriter.splat(other)) in neutral and x.type == op.results[0].type:
             return [x]
     return None
 

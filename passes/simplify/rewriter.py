@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from alpa.dialects import ir, sdy
-from alpa.passes.analysis.graph import inner_ops, replace_op
+from alpa.passes.analysis.graph import inner_ops, replace_op, splat
 from alpa.passes.analysis.op_kinds import CONTROL_FLOW, PURE
 
+_REPEATED = ("stablehlo.constant", "stablehlo.broadcast_in_dim")
+_WITH_PROGRAMS = CONTROL_FLOW | {"sdy.manual_computation"}
 _HARMLESS = PURE | CONTROL_FLOW | {"stablehlo.return"}
 
 
@@ -17,6 +19,8 @@ class Rewriter:
     def __init__(self) -> None:
         self.created: list[ir.OpView] = []
         self.rewritten: ir.OpView | None = None
+        self.repeated: set[ir.Value] = set()
+        """the constants and broadcasts so far"""
 
     def new(self, kind: Callable[..., ir.OpView | ir.Operation], *args: object) -> ir.Value:
         """The first result of a new op, `kind(*args)`."""
@@ -27,6 +31,10 @@ class Rewriter:
         op = kind(*args, loc=self.rewritten.location, ip=place).operation.opview
         self.created.append(op)
         return op.results[0]
+
+    def splat(self, value: ir.Value) -> float | int | None:
+        """The number that fills a tensor, if the tensor is a constant or the broadcast of one."""
+        return splat(value) if value in self.repeated else None
 
 
 # The values that take the place of an op's results, or None where the rewrite does not apply.
@@ -39,7 +47,8 @@ def simplify(block: ir.Block, rewrites: Mapping[str, tuple[Rewrite, ...]]) -> No
     A rewrite looks at an op and at the producers of its operands only, and these stand before
     it: in program order one visit of each op, old or new, is enough. Linear in the number of ops.
     """
-    pending = list(_program(block))
+    pending: list[ir.OpView] = []
+    _add_program(block, pending)
     pending.reverse()
     removable: list[ir.OpView] = []
     rewriter = Rewriter()
@@ -56,22 +65,25 @@ def simplify(block: ir.Block, rewrites: Mapping[str, tuple[Rewrite, ...]]) -> No
             rewriter.created.clear()
             break
         else:
+            if name in _REPEATED:
+                rewriter.repeated.add(op.results[0])
             if name in PURE or name in CONTROL_FLOW:
                 removable.append(op)
     _erase_dead(removable)
 
 
-def _program(block: ir.Block) -> Iterator[ir.OpView]:
-    """The ops of a block and of the programs in it; bodies of reductions and the like are none."""
+def _add_program(block: ir.Block, ops: list[ir.OpView]) -> None:
+    """Adds the ops of a block and of the programs in it; bodies of reductions and the like are
+    none."""
     for op in block.operations:
-        yield op
+        ops.append(op)
         for inner in programs(op):
-            yield from _program(inner)
+            _add_program(inner, ops)
 
 
 def programs(op: ir.OpView) -> list[ir.Block]:
     """The blocks in an op that are programs of their own rather than scalar functions."""
-    if op.operation.name in CONTROL_FLOW or isinstance(op, sdy.ManualComputationOp):
+    if op.operation.name in _WITH_PROGRAMS:
         return [block for region in op.regions for block in region.blocks]
     return []
 
@@ -95,10 +107,17 @@ def _erase_dead(ops: Sequence[ir.OpView]) -> None:
     one that ends, as it does for XLA.
     """
     for op in reversed(ops):
-        if any(True for result in op.results for _use in result.uses):
+        if _is_used(op):
             continue
         if op.operation.name in PURE or all(o.operation.name in _HARMLESS for o in inner_ops(op)):
             op.operation.erase()
+
+
+def _is_used(op: ir.OpView) -> bool:
+    for result in op.results:
+        for _ in result.uses:
+            return True
+    return False
 
 
 def producer(value: ir.Value, kind: type[ir.OpView]) -> ir.OpView | None:
