@@ -140,8 +140,9 @@ class LayerCluster(Pass):
         give_an_op(body(function))
         said = micro_batches_of(module)
         step = _Step.of(function, said)
-        if separate_states(step.graph, step.part, terminator(body(function))):
-            step = step.with_barriers(function)
+        barriers = separate_states(step.graph, step.part, terminator(body(function)))
+        if barriers:
+            step = step.with_barriers(function, barriers)
         graph, roles, parts, floating = step.graph, step.roles, step.parts, step.floating
         part = step.part
         independent = said == INDEPENDENT
@@ -163,7 +164,7 @@ class LayerCluster(Pass):
             )
         for sentence in (*roles.ambiguous, *parts.doubts):
             remark(function.location, f"{sentence}; it matters with several micro-batches only")
-        markers = [o for o, op in enumerate(graph.ops) if marker_of(op) == LAYER_BOUNDARY]
+        markers = [o for o, marker in enumerate(graph.markers) if marker == LAYER_BOUNDARY]
         forward = [o for o in range(len(graph.ops)) if part[o] == "forward"]
         boundaries = [bisect_left(forward, o) for o in markers if part[o] in (None, "forward")]
         flops = [op_cost.flops(op) for op in graph.ops]
@@ -259,15 +260,14 @@ class _Step:
         parts = split_step(graph, roles, exact=is_exact(micro_batches), several=several)
         return cls._placed(graph, roles, parts)
 
-    def with_barriers(self, function: func.FuncOp) -> _Step:
+    def with_barriers(self, function: func.FuncOp, barriers: Sequence[ir.OpView]) -> _Step:
         """The step after `separate_states`: what depends on no batch got barriers at its end.
 
         They depend on none either, so all other ops keep their parts, as far as those are known
         before floating ops are placed.
         """
-        graph = Graph.of(body(function))
-        barriers: list[Part | None] = [None] * (len(graph.ops) - len(self.graph.ops))
-        parts = replace(self.parts, part=[*self.parts.part, *barriers])
+        graph = self.graph.with_ops(barriers, terminator(body(function)))
+        parts = replace(self.parts, part=[*self.parts.part, *[None] * len(barriers)])
         return self._placed(graph, infer_roles(function, graph), parts)
 
     @classmethod
@@ -364,7 +364,7 @@ def _outline(
     for i, v in enumerate(graph.returned):
         end.operands[i] = outside[v]
     for o in reversed(range(len(graph.ops))):
-        if slots[o] is None or marker_of(graph.ops[o]) is not None:
+        if slots[o] is None or graph.markers[o] is not None:
             graph.ops[o].erase()
 
 
@@ -415,7 +415,7 @@ def _outline_group(
     # What stands for values of the graph inside.
     inside: dict[int, ir.Value] = dict(zip(group.inputs, block.arguments, strict=True))
     for o, op in group.ops.items():
-        if marker_of(op) is not None:
+        if graph.markers[o] is not None:
             passed = [inside.get(v, graph.values[v]) for v in graph.read[o]]
             inside.update(zip(graph.results[o], passed, strict=True))
             continue
@@ -428,7 +428,7 @@ def _outline_group(
         last = return_([inside.get(v, graph.values[v]) for v in outputs])
     total = 0.0
     for o, op in group.ops.items():
-        if marker_of(op) is None:
+        if graph.markers[o] is None:
             op.operation.move_before(last)
             total += flops[o]
     if total >= 2**63:

@@ -41,15 +41,32 @@ class Graph:
     @classmethod
     def of(cls, block: ir.Block) -> Graph:
         """Numbers a block; values defined outside it are not part of the graph."""
-        values: list[ir.Value] = list(block.arguments)
-        number = {value: i for i, value in enumerate(values)}
-        num_arguments = len(values)
-        producer = [-1] * num_arguments
         *ops, end = block.operations
+        values = list[ir.Value](block.arguments)
+        types, count = [value.type for value in values], len(values)
+        empty = cls(
+            ops=[],
+            read=[],
+            operands=[],
+            results=[],
+            values=values,
+            types=types,
+            producer=[-1] * count,
+            users=[[] for _ in values],
+            bytes=[*map(type_bytes, types)],
+            returned=[],
+            num_arguments=count,
+        )
+        return empty.with_ops(ops, end)
+
+    def with_ops(self, ops: Sequence[ir.OpView], end: ir.OpView) -> Graph:
+        """The graph with more ops behind those that it has, in front of the terminator `end`."""
+        values, producer = list(self.values), list(self.producer)
+        number = {value: i for i, value in enumerate(values)}
         read: list[list[int]] = []
         operands: list[list[int]] = []
         results: list[list[int]] = []
-        for i, op in enumerate(ops):
+        for i, op in enumerate(ops, len(self.ops)):
             own = [number.get(value, -1) for value in op.operands]
             read.append(own)
             used = dict.fromkeys(own)
@@ -64,29 +81,34 @@ class Graph:
                 values.append(result)
                 producer.append(i)
             results.append(produced)
-        users: list[list[int]] = [[] for _ in values]
-        for i, used in enumerate(operands):
+        new_types = [value.type for value in values[len(self.values) :]]
+        users = [*map(list, self.users), *([] for _ in new_types)]
+        for i, used in enumerate(operands, len(self.ops)):
             for value in used:
                 users[value].append(i)
-        types = [value.type for value in values]
-        return cls(
-            ops=ops,
-            read=read,
-            operands=operands,
-            results=results,
+        return Graph(
+            ops=[*self.ops, *ops],
+            read=self.read + read,
+            operands=self.operands + operands,
+            results=self.results + results,
             values=values,
-            types=types,
+            types=self.types + new_types,
             producer=producer,
             users=users,
-            bytes=[*map(type_bytes, types)],
+            bytes=[*self.bytes, *map(type_bytes, new_types)],
             returned=[number[value] for value in end.operands],
-            num_arguments=num_arguments,
+            num_arguments=self.num_arguments,
         )
+
+    @cached_property
+    def markers(self) -> list[str | None]:
+        """For each op which marker of our front end it is."""
+        return [marker_of(op) for op in self.ops]
 
     @cached_property
     def gradient_marks(self) -> list[int]:
         """The ops by which our front end marks gradients."""
-        return [o for o, op in enumerate(self.ops) if marker_of(op) == GRADIENT]
+        return [o for o, marker in enumerate(self.markers) if marker == GRADIENT]
 
     def made_by(self, ops: Iterable[int]) -> list[int]:
         """The values that ops make."""

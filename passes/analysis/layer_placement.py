@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alpa.dialects.attributes import LAYER_BOUNDARY, Part, marker_of
+from alpa.dialects.attributes import LAYER_BOUNDARY, Part
 from alpa.passes.analysis.graph import Graph, union
 from alpa.passes.analysis.op_kinds import SOURCES, TRIVIAL
 from alpa.passes.analysis.roles import Roles
@@ -99,7 +99,7 @@ def resolve_parts(graph: Graph, parts: StepParts, floating: Floating) -> list[Pa
     part: list[Part | None] = [None] * len(graph.ops)
     needed: list[set[Part]] = [set() for _ in graph.ops]
     for o in reversed(range(len(graph.ops))):
-        if marker_of(graph.ops[o]) == LAYER_BOUNDARY and not graph.operands[o]:
+        if graph.markers[o] == LAYER_BOUNDARY and not graph.operands[o]:
             continue  # It stands between ops, and computes nothing of any part.
         here = parts.part[o]
         floats = floating.anywhere(o)

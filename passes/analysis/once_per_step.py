@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alpa.dialects import ir, stablehlo, transform
-from alpa.dialects.attributes import GRADIENT, Part, marker_of
+from alpa.dialects.attributes import GRADIENT, Part
 from alpa.passes.analysis.graph import Graph, combiner
 from alpa.passes.analysis.micro_batches.context import is_float
 from alpa.passes.analysis.products import is_linear
@@ -38,7 +38,7 @@ class OncePerStep:
         for o, operands in enumerate(graph.operands):
             if any(after[v] for v in operands):
                 found[o] = "update"
-            elif marker_of(graph.ops[o]) == GRADIENT:
+            elif graph.markers[o] == GRADIENT:
                 made_by = [found[graph.producer[v]] for v in operands if graph.producer[v] >= 0]
                 found[o] = "update" if "update" in made_by else "backward"
         early = {
@@ -103,7 +103,7 @@ class OncePerStep:
         if any(producer < 0 or parts[producer] == "forward" for producer in made_by):
             return False
         op = self.graph.ops[o]
-        if marker_of(op) == GRADIENT:
+        if self.graph.markers[o] == GRADIENT:
             return True
         makes_floats = is_float(self.graph.values[self.graph.results[o][0]].type)
         if any(is_float(self.graph.values[v].type) != makes_floats for v in read):

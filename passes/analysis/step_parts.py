@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alpa.dialects import ir
-from alpa.dialects.attributes import GRADIENT, Part, marker_of
+from alpa.dialects.attributes import GRADIENT, Part
 from alpa.dialects.caches import cached
 from alpa.passes.analysis.graph import Graph, elements, union
 from alpa.passes.analysis.once_per_step import OncePerStep
@@ -251,7 +251,7 @@ class _Splitter:
                 if elements(graph.types[v]) == size
                 and (is_choice or not _is_boolean(graph.types[v]))
             ]
-            if not (alike and (same or marker_of(op) == GRADIENT)):
+            if not (alike and (same or graph.markers[o] == GRADIENT)):
                 found.append(o)
                 continue
             for v in [v for v in alike if marked[v]] or alike:

@@ -107,12 +107,13 @@ class Cutter:
             else self.get_parts(operand, Cut(dim, cut.rows))
             for operand, dim in zip(op.operands, dims, strict=True)
         ]
+        types = [cut.types(result) for result in op.results]
         for k in range(len(cut.rows)):
             clone = op.operation.clone().opview
             for i, parts in enumerate(operands):
                 clone.operation.operands[i] = parts[k]
-            for old, new in zip(op.results, clone.results, strict=True):
-                new.set_type(cut.types(old)[k])
+            for old, new, of_parts in zip(op.results, clone.results, types, strict=True):
+                new.set_type(of_parts[k])
                 self.parts.setdefault(old, {}).setdefault(cut, []).append(new)
             if isinstance(op, stablehlo.ConstantOp):
                 value = ir.DenseElementsAttr(op.value).get_splat_value()

@@ -35,11 +35,11 @@ def separate_results(module: ir.Module, main: func.FuncOp) -> None:
         end.operands[number] = constraint.result
 
 
-def separate_states(graph: Graph, part: Sequence[Part | None], end: ir.OpView) -> bool:
+def separate_states(graph: Graph, part: Sequence[Part | None], end: ir.OpView) -> list[ir.OpView]:
     """Gives results that the step returns and the forward part reads a value of their own.
 
-    They are made of no batch: the forward part computes them, and the update returns them. Says
-    whether there are any.
+    They are made of no batch: the forward part computes them, and the update returns them. Returns
+    the barriers that make the new values, at the end of the block.
     """
     found = [
         (r, v)
@@ -48,10 +48,12 @@ def separate_states(graph: Graph, part: Sequence[Part | None], end: ir.OpView) -
         and part[graph.producer[v]] == "update"
         and any(part[user] in ("forward", "backward") for user in readers(graph, part, v))
     ]
+    barriers: list[ir.OpView] = []
     for r, v in found:
         with ir.InsertionPoint(end), graph.ops[graph.producer[v]].location:
-            end.operands[r] = stablehlo.OptimizationBarrierOp([graph.values[v]]).results[0]
-    return bool(found)
+            barriers.append(stablehlo.OptimizationBarrierOp([graph.values[v]]))
+        end.operands[r] = barriers[-1].results[0]
+    return barriers
 
 
 def give_an_op(block: ir.Block) -> None:
