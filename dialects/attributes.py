@@ -317,7 +317,7 @@ def take_from_signature(
     given = [ir.DictAttr(attrs) for attrs in ir.ArrayAttr(signature)]
     found = {number: attrs[key] for number, attrs in enumerate(given) if key in attrs}
     if found:
-        kept = _dictionaries(signature)
+        kept = [dict(attrs) for attrs in _dictionaries(signature)]
         for number in found:
             del kept[number][key]
         function.attributes[name] = ir.ArrayAttr.get([ir.DictAttr.get(attrs) for attrs in kept])
@@ -327,12 +327,13 @@ def take_from_signature(
 def signature_attrs(
     function: func.FuncOp, name: Signature, count: int
 ) -> list[dict[str, ir.Attribute]]:
-    """The attributes of each of `count` arguments or results."""
+    """The attributes of each of `count` arguments or results; not to be changed."""
     attr = function.attributes.get(name)
     if attr is None:
         return [{} for _ in range(count)]
-    return _dictionaries(attr)
+    return list(_dictionaries(attr))
 
 
-def _dictionaries(signature: ir.Attribute) -> list[dict[str, ir.Attribute]]:
-    return [entries(ir.DictAttr(d)) for d in ir.ArrayAttr(signature)]
+@cached
+def _dictionaries(signature: ir.Attribute) -> tuple[dict[str, ir.Attribute], ...]:
+    return tuple(entries(ir.DictAttr(d)) for d in ir.ArrayAttr(signature))

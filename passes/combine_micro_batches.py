@@ -118,7 +118,7 @@ class CombineMicroBatches(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         with module.context:
-            main = check_input(module)
+            main = check_input(module, is_checked=self.is_checked)
             check_unplanned(main)
             inline_calls(module, main)
             mode = self._mode(module)

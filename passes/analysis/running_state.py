@@ -54,6 +54,10 @@ def running_states(
     bends = union(curved[o] for o in inside)
     # No change reads an optimizer's moments, so their own changes say nothing about symmetry.
     every = union(reads.values())
+    # Changes of alike layers read the same states.
+    readers: dict[int, int] = {}
+    for state, read in reads.items():
+        readers[read] = readers.get(read, 0) | bit[state]
     unread = _unread(graph, new, of_value, bit)
     of_read = {o for state, ops in changes.items() if state not in unread for o in ops}
     return {
@@ -63,8 +67,9 @@ def running_states(
         and (
             bends & bit[state]
             or any(
-                other_reads & bit[state] and every & bit[other] and not read & bit[other]
-                for other, other_reads in reads.items()
+                others & every & ~read
+                for other_reads, others in readers.items()
+                if other_reads & bit[state]
             )
             or (state in unread and of_read.isdisjoint(graph.cone(graph.made_by(changes[state]))))
         )

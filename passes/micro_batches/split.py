@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,8 +16,8 @@ from alpa.dialects.attributes import (
     write_interface,
 )
 from alpa.passes.analysis.graph import Graph, inner_ops, replace_op, replace_operands, used_values
-from alpa.passes.analysis.micro_batches.context import Context, is_float
-from alpa.passes.analysis.micro_batches.relation import Relation
+from alpa.passes.analysis.micro_batches.context import is_float
+from alpa.passes.analysis.micro_batches.relation import Kind, Relation
 from alpa.passes.analysis.micro_batches.whole import complex_constant
 from alpa.passes.analysis.roles import Roles
 from alpa.passes.base import PassError
@@ -36,20 +36,37 @@ class Split(RelatedStep):
     @cached_property
     def in_step(self) -> list[bool]:
         """Which ops run once per step."""
-        return _in_step(self.graph, self.roles, self.context)
+        return _in_step(self.graph, self.roles, [it.kind for it in self.relations])
+
+    @cached_property
+    def relations(self) -> list[Relation]:
+        """Those of the graph's values."""
+        return [self.at(value) for value in self.graph.values]
+
+    @cached_property
+    def _of_micro_batches(self) -> set[int]:
+        """The values in whose place the step may read others."""
+        found = set(self.graph.made_by(self.graph.gradient_marks))
+        found.update(
+            v for v, it in enumerate(self.relations) if it.kind in ("sum", "size") or it.power
+        )
+        return found
 
     def rewrite(self) -> None:
         """Makes the program one of micro-batches and, behind markers, of the step."""
         graph = self.graph
         self._substitute()
+        whole_is_known = self.context.whole_is_known
         for o, op in enumerate(graph.ops):
-            if not self.in_step[o]:
+            if not self.in_step[o] or (
+                not whole_is_known and self._of_micro_batches.isdisjoint(graph.operands[o])
+            ):
                 continue
             used = [graph.values[v] for v in graph.operands[o]]
             changed = {v: new for v in used if (new := self._for_step(v)) is not v}
             if changed:
                 replace_operands(op, changed)
-            if self.context.whole_is_known:
+            if whole_is_known:
                 self._enlarge(op, op)
         self._return()
         for o in graph.gradient_marks:
@@ -58,13 +75,12 @@ class Split(RelatedStep):
 
     def _erase_mixed(self) -> None:
         """Erases what nothing depends on, and what may read arrays of two sizes."""
-        graph, marks = self.graph, set(self.graph.gradient_marks)
-        for o in reversed(range(len(graph.ops))):
-            made = [graph.values[v] for v in graph.results[o]]
-            if o in marks or not any(self.at(value).is_mixed for value in made):
-                continue
-            if not any(True for value in made for _ in value.uses):
-                graph.ops[o].operation.erase()
+        graph = self.graph
+        mixed = {graph.producer[v] for v, it in enumerate(self.relations) if it.kind == "mixed"}
+        for o in sorted(mixed.difference([-1], graph.gradient_marks), reverse=True):
+            op = graph.ops[o]
+            if not any(True for value in op.results for _ in value.uses):
+                op.operation.erase()
 
     def _substitute(self) -> None:
         """Puts ones where micro-batches would read a number of the step.
@@ -221,7 +237,10 @@ class Split(RelatedStep):
         return stablehlo.multiply(value, filled(ir.RankedTensorType(value.type), number))
 
 
-def _in_step(graph: Graph, roles: Roles, context: Context) -> list[bool]:
+_OF_SUMS: frozenset[Kind] = frozenset(("sum", "same", "size"))
+
+
+def _in_step(graph: Graph, roles: Roles, kind: Sequence[Kind]) -> list[bool]:
     """Which ops run once per step: those that make functions of sums, and what only they need.
 
     Linear functions of sums could be computed on either side. They are on the step's side behind a
@@ -229,7 +248,6 @@ def _in_step(graph: Graph, roles: Roles, context: Context) -> list[bool]:
     and where the step reads its operand anyway: then one value is accumulated and not two. The way
     to a loss stays in the micro-batch.
     """
-    at = [context.relations.get(value) for value in graph.values]
     marks = set(graph.gradient_marks)
     marked = graph.cone(graph.made_by(marks))
     of_state = graph.depends(roles.state_pairs().values())
@@ -238,15 +256,13 @@ def _in_step(graph: Graph, roles: Roles, context: Context) -> list[bool]:
     flexible: list[int] = []
     behind = [False] * len(graph.values)
     for o, (operands, results) in enumerate(zip(graph.operands, graph.results, strict=True)):
-        kinds = {it.kind for v in results if (it := at[v]) is not None}
-        read = {v: it for v in operands if (it := at[v]) is not None}
+        kinds = {kind[v] for v in results}
         here = "step" in kinds
-        of_sums = "sum" in kinds and kinds <= {"sum", "same", "size"}
-        of_sums = of_sums and all(it.kind in ("sum", "same", "size") for it in read.values())
+        of_sums = "sum" in kinds and _OF_SUMS.issuperset([*kinds, *(kind[v] for v in operands)])
         if of_sums and o not in marks:
             flexible.append(o)
             here = here or any(behind[v] for v in operands)
-            joins_state = any(it.kind == "same" and of_state[v] for v, it in read.items())
+            joins_state = any(kind[v] == "same" and of_state[v] for v in operands)
             here = here or (o in leads and o not in marked and joins_state)
         found.append(here)
         for v in results:

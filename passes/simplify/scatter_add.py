@@ -15,15 +15,15 @@ The scatter into zeros is a sum over samples, which micro-batches can accumulate
 
 from __future__ import annotations
 
-from alpa.dialects import filled, ir, stablehlo
+from alpa.dialects import filled, ir, ops_where, stablehlo
 from alpa.dialects.attributes import WHOLE
 from alpa.passes.analysis.graph import combiner
 
 
 def scatter_apart(block: ir.Block) -> None:
     """Rewrites the scatters of a block that add to one of its arguments."""
-    for op in list(block.operations):
-        if not isinstance(op, stablehlo.ScatterOp) or combiner(op) != "stablehlo.add":
+    for op in ops_where(block.owner, lambda op: op.name == "stablehlo.scatter"):
+        if op.operation.block != block or combiner(op) != "stablehlo.add":
             continue
         if WHOLE in op.attributes:
             continue  # what grows with the batch counts nothing

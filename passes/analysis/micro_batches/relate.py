@@ -14,7 +14,7 @@ from dataclasses import replace
 from alpa.dialects import body, file_position, ir, sdy
 from alpa.dialects.attributes import BATCH_DIM, GRADIENT, LAYER_BOUNDARY, RANDOM, WHOLE, call_target
 from alpa.dialects.records import entries
-from alpa.passes.analysis.graph import Graph, shape, used_values
+from alpa.passes.analysis.graph import Graph, combiner, shape, used_values
 from alpa.passes.analysis.micro_batches import (
     contractions,
     elementwise,
@@ -78,6 +78,7 @@ _READS: dict[str, str | None] = {
     "stablehlo.broadcast_in_dim": "broadcast_dimensions",
     "stablehlo.dot_general": "dot_dimension_numbers",
     "stablehlo.constant": "value",
+    "stablehlo.reduce": "dimensions",
     "stablehlo.reshape": None,
     "stablehlo.transpose": "permutation",
 }
@@ -174,13 +175,15 @@ def _known_or_related(
     name = op.operation.name
     # A root is a value of this op's own.
     is_alike = name in _READS and all(it.root is None for it in operands)
-    if not is_alike or (name == "stablehlo.constant" and is_complex(types[0])):
+    combined = combiner(op) if is_alike and name == "stablehlo.reduce" else ""
+    if not is_alike or combined is None or (name == "stablehlo.constant" and is_complex(types[0])):
         return _related(context, op, name, operands)
     read = _READS[name]
     alike = (
         name,
         op.attributes[read] if read else None,
         op.attributes.get(WHOLE) if context.whole_is_known else None,
+        combined,
         *types,
         *operands,
     )
