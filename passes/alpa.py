@@ -113,7 +113,6 @@ from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
 from alpa.passes.split_loops import SplitLoops
 from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.passes.stages.clustered import even_seconds
-from alpa.passes.token_slice import TokenSlice
 from alpa.passes.tried import Tried
 from alpa.passes.workers import Workers
 
@@ -245,6 +244,8 @@ class Alpa(Driver):
                 f"schedule={TERAPIPE} keeps the keys and values of all tokens, and remat=layer "
                 "computes them again; leave remat out",
             )
+        from alpa.passes.token_slice import TokenSlice  # noqa: PLC0415 - costs start-up time
+
         cut = replace(self.cut, remat="none")
         return replace(self, schedule="gpipe", cut=cut, to_plan=(TokenSlice(), *self.to_plan))
 

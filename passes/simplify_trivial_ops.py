@@ -118,12 +118,12 @@ class SimplifyTrivialOps(Pass):
             main = check_input(module, is_checked=self.is_checked)
             drop_gspmd(module, remark)
             inline_calls(module, main)
+            drop_unused_meshes(module)
             others = ops_where(main, lambda op: op.name not in ARITHMETIC)
             refuse_host_calls(main, others)
             write_costs(others)
             drop_memory_kinds(main, others, remark)
             run_on_one_device(module, others)
-            drop_unused_meshes(module)
             simplify(body(main), REWRITES)
             separate_results(module, main)  # last: rewrites make results of arguments
             mark_follow(body(main))

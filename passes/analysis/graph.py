@@ -187,7 +187,8 @@ class Graph:
 
         # Types, attributes and regions are read only of ops that agree in all else.
         alone: dict[Hashable, int] = {}
-        several: dict[Hashable, int] = {}
+        several: set[Hashable] = set()
+        seen: dict[Hashable, int] = {}
 
         def contents_of(o: int) -> Hashable:
             types = tuple([self.types[v] for v in self.results[o]])
@@ -207,8 +208,9 @@ class Graph:
                 if like == o:
                     continue
                 if key not in several:
-                    several[key] = several[key, contents_of(like)] = like
-                same = self.results[several.setdefault((key, contents_of(o)), o)]
+                    several.add(key)
+                    seen[key, contents_of(like)] = like
+                same = self.results[seen.setdefault((key, contents_of(o)), o)]
             for result, equal in zip(results, same, strict=True):
                 first[result] = equal
         return first

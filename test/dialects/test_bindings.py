@@ -1,8 +1,8 @@
-"""How long a module lives."""
+"""How long a module lives, and walks over its ops."""
 
 from __future__ import annotations
 
-from alpa.dialects import attributes_of, body, parse
+from alpa.dialects import attributes_of, body, ops_where, parse, stablehlo, walk
 from alpa.dialects.bindings import main_function
 
 
@@ -25,3 +25,25 @@ def test_equal_complex_constants_have_equal_attributes() -> None:
     """)
     a, b, c, _ = (attributes_of(op) for op in body(main_function(module)).operations)
     assert a == b != c
+
+
+def test_wanted_ops_at_any_depth() -> None:
+    module = parse(
+        """
+        func.func @main(%x: tensor<4xf32>, %p: tensor<i1>) -> tensor<4xf32> {
+          %0 = stablehlo.tanh %x : tensor<4xf32>
+          %1 = "stablehlo.if"(%p) ({
+            %2 = stablehlo.tanh %0 : tensor<4xf32>
+            stablehlo.return %2 : tensor<4xf32>
+          }, {
+            stablehlo.return %x : tensor<4xf32>
+          }) : (tensor<i1>) -> tensor<4xf32>
+          return %1 : tensor<4xf32>
+        }
+        """
+    )
+    found = ops_where(module, lambda op: op.name == "stablehlo.tanh")
+    assert [isinstance(op, stablehlo.TanhOp) for op in found] == [True, True]
+    assert found[1].operands[0] == found[0].results[0]
+    every = [op.operation.name for op in ops_where(main_function(module), lambda _: True)]
+    assert every == [op.operation.name for op in walk(body(main_function(module)))]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 from alpa.dialects import body, ir, main_function, parse
 from alpa.passes.analysis.graph import Graph, element_bytes
 
@@ -27,6 +29,39 @@ def test_values_that_regions_capture_are_operands() -> None:
     assert graph.users == [[0], [0], [0], []]
     assert graph.producer == [-1, -1, -1, 0]
     assert graph.bytes == [1, 16, 16, 16]
+
+
+def test_operands_as_they_are() -> None:
+    graph = graph_of(
+        "%x: tensor<4xf32>, %y: tensor<2xi32>", "%0 = stablehlo.add %x, %x : tensor<4xf32>"
+    )
+    assert (graph.read, graph.operands) == ([[0, 0]], [[0]])
+    assert graph.types == [value.type for value in graph.values]
+
+
+def test_more_ops_behind_others() -> None:
+    whole = graph_of(
+        "%x: tensor<4xf32>",
+        """
+        %0 = stablehlo.tanh %x : tensor<4xf32>
+        %1 = stablehlo.add %x, %0 : tensor<4xf32>
+        """,
+    )
+    block = whole.ops[0].operation.block
+    end = block.operations[2]
+    empty = dataclasses.replace(
+        whole.part([]),
+        values=whole.values[:1],
+        types=whole.types[:1],
+        producer=[-1],
+        users=[[]],
+        bytes=whole.bytes[:1],
+        num_arguments=1,
+    )
+    first = empty.with_ops(whole.ops[:1], end)
+    assert first.users == [[0], []]
+    assert first.with_ops(whole.ops[1:], end) == whole
+    assert first.users == [[0], []]
 
 
 def test_cone_and_depends() -> None:
