@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from alpa.passes.plan.data import Program, ProgramArgument
 from alpa.passes.plan.instructions import Add, Instruction, Key, Move, Output, Run, Script
 from alpa.runtime.dtypes import numpy_dtype
+from alpa.runtime.exported import module_name
 from alpa.runtime.mesh_array import MeshArray
 from alpa.runtime.pjrt import Compiled
 from alpa.runtime.placement import Placement, move
 from alpa.runtime.signature import batch_dim, is_donated
-from alpa.runtime.stages import module_name
 from alpa.runtime.tiles import Tiles
 
 Store = dict[Key, jax.Array]

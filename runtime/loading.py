@@ -12,6 +12,7 @@ from alpa.dialects.checks import CheckError
 from alpa.passes.base import PassError, check_kind
 from alpa.runtime.compile_cache import CompileCache
 from alpa.runtime.executable import Executable
+from alpa.runtime.exported import exported, module_name
 from alpa.runtime.interrupts import imported
 from alpa.runtime.local import LocalExecutable
 from alpa.runtime.option_checks import (
@@ -23,7 +24,7 @@ from alpa.runtime.option_checks import (
 from alpa.runtime.pjrt import CompilerOptions, Device, all_devices
 from alpa.runtime.placement import Placement
 from alpa.runtime.progress import Show, progress
-from alpa.runtime.stages import compile_stages, exported, module_name
+from alpa.runtime.stages import compile_stages
 from alpa.runtime.workers.options import WorkerOptions
 
 Folders = str | Path | Sequence[str | Path]

@@ -42,9 +42,9 @@ from alpa.passes.plan.predicted_collectives import Collective
 from alpa.passes.plan.reader import read_planned
 from alpa.runtime.ahead_of_time.compilation import CompilationError, compile_ahead, gpu_of
 from alpa.runtime.ahead_of_time.module_check import ModuleCheck, checks, ratio, total
+from alpa.runtime.exported import exported, module_name
 from alpa.runtime.hlo_text import HloError
 from alpa.runtime.pjrt import Device
-from alpa.runtime.stages import exported, module_name
 from alpa.runtime.truth import FAST, SAVING_MEMORY, truth
 from alpa.tools.arguments import share
 from alpa.tools.errors import fail

@@ -40,7 +40,7 @@ def report_page(
     """
     if options.report is None:
         return None
-    from alpa.runtime.report.content import Content  # noqa: PLC0415 - it needs jax
+    from alpa.runtime.report.content import Content  # noqa: PLC0415 - start-up time
     from alpa.runtime.report.page import page  # noqa: PLC0415 - it needs Bokeh
 
     with clock.phase("write the report"):

@@ -34,6 +34,7 @@ from alpa.runtime.ahead_of_time.results import CompiledStage, CompiledStages, Re
 from alpa.runtime.ahead_of_time.targets import TARGETS, Gpu
 from alpa.runtime.compile_cache import CompileCache, machine, package_version, xla_flags
 from alpa.runtime.compile_options import CompilerOptions, compile_options
+from alpa.runtime.exported import Exported, module_name
 from alpa.runtime.pjrt import (
     Device,
     all_devices,
@@ -41,7 +42,6 @@ from alpa.runtime.pjrt import (
     gpus_to_compile_for,
     nameless_text,
 )
-from alpa.runtime.stages import Exported, module_name
 from alpa.runtime.truth import FAST, compiled_and_truth
 
 T = TypeVar("T")

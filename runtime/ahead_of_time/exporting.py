@@ -14,8 +14,8 @@ from pathlib import Path
 from alpa.dialects import ir
 from alpa.passes.cost.device import size_text
 from alpa.runtime.ahead_of_time.compilation import Progress, compile_ahead
+from alpa.runtime.exported import exported
 from alpa.runtime.pjrt import CompilerOptions
-from alpa.runtime.stages import exported
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from alpa.passes.plan.attribute import plan_and_any_cluster
 from alpa.passes.plan.combined_collectives import predicted_counts
 from alpa.passes.plan.predicted_collectives import Collective, predicted_collectives
 from alpa.passes.plan.predicted_memory import FragmentMemory, predicted_memory
-from alpa.runtime.stages import Exported, module_name
+from alpa.runtime.exported import Exported, module_name
 from alpa.runtime.truth import Truth
 
 

@@ -35,6 +35,7 @@ from alpa.passes.cost.collectives import (
 )
 from alpa.passes.plan.data import Fragment, Program
 from alpa.passes.plan.step_time import step_seconds
+from alpa.runtime.exported import module_name
 from alpa.runtime.hlo_collectives import CALLED, KINDS, HloReader, branches
 from alpa.runtime.hlo_text import (
     Computation,
@@ -44,7 +45,6 @@ from alpa.runtime.hlo_text import (
     shape_arrays,
     shape_bytes,
 )
-from alpa.runtime.stages import module_name
 
 _FREE = frozenset(
     {

@@ -23,9 +23,9 @@ from alpa.passes.plan.predicted_memory import FragmentMemory, predicted_memory
 from alpa.passes.plan.text import aligned
 from alpa.runtime.ahead_of_time.compilation import Progress, compile_ahead, gpus_of
 from alpa.runtime.ahead_of_time.module_check import ModuleCheck, checks, ratio
+from alpa.runtime.exported import Exported, exported, module_name
 from alpa.runtime.pjrt import CompilerOptions
 from alpa.runtime.script_checks import verify
-from alpa.runtime.stages import Exported, exported, module_name
 from alpa.runtime.truth import Truth
 
 _MARGIN = 0.01

@@ -15,11 +15,11 @@ from alpa.passes.plan.predicted_memory import predicted_memory
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.plan.timeline import Timeline
+from alpa.runtime.exported import exported
 from alpa.runtime.micro_batches import Attempt
 from alpa.runtime.questions.compare import PlanComparison
 from alpa.runtime.report import ReportError
 from alpa.runtime.report.measured_step import MeasuredStep
-from alpa.runtime.stages import exported
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from alpa.runtime.checkpoints.background import background
 from alpa.runtime.checkpoints.stored_array import StoredArray
 from alpa.runtime.dtypes import numpy_dtype
 from alpa.runtime.executable import CLOSED, Executable, Stage
+from alpa.runtime.exported import module_name
 from alpa.runtime.host_calls import refuse_host_calls
 from alpa.runtime.interrupts import held_back
 from alpa.runtime.pjrt import CompilerOptions
@@ -28,7 +29,6 @@ from alpa.runtime.placement import abstract_mesh, sharding_of
 from alpa.runtime.process_usage import ProcessUsage
 from alpa.runtime.progress import Show, quiet
 from alpa.runtime.signature import Signature, is_donated
-from alpa.runtime.stages import module_name
 from alpa.runtime.workers.cluster import posts_of
 from alpa.runtime.workers.group import Call, WorkerGroup, wait_for
 from alpa.runtime.workers.messages import ArrayId, StepCall, StepTimes

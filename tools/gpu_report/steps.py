@@ -15,7 +15,7 @@ import numpy as np
 import alpa
 from alpa.runtime.ahead_of_time.verification import predicted_peaks
 from alpa.runtime.comparison import difference
-from alpa.runtime.stages import exported
+from alpa.runtime.exported import exported
 from alpa.tools import zoo
 
 Step = Callable[[Any, Any], tuple[Any, Any]]

@@ -16,7 +16,7 @@ from alpa.passes.plan.data import Program
 from alpa.passes.plan.step_time import seconds_in_turns, step_seconds, with_call
 from alpa.runtime.ahead_of_time.compilation import final_programs
 from alpa.runtime.ahead_of_time.roofline import compiled_step_seconds, spent
-from alpa.runtime.stages import Exported, exported, module_name
+from alpa.runtime.exported import Exported, exported, module_name
 from alpa.runtime.timing import TimedStep, in_turns
 from alpa.tools.plan_ranking.plans import RankedPlan
 from alpa.tools.plan_ranking.programs import RankedProgram

@@ -13,7 +13,7 @@ from alpa.dialects import bytecode, ir, main_function, parse, sdy, walk_outside_
 from alpa.dialects.sharding import Mesh
 from alpa.passes.plan.data import Fragment, Program
 from alpa.runtime.executable import Executable
-from alpa.runtime.stages import module_name
+from alpa.runtime.exported import module_name
 from stress.random_programs.faults.planting import Fault, Sound
 
 

@@ -19,11 +19,12 @@ from alpa.passes.plan.data import Program
 from alpa.passes.plan.instructions import Script, write_script
 from alpa.passes.plan.reader import read_planned
 from alpa.runtime.executable import Executable
+from alpa.runtime.exported import module_name
 from alpa.runtime.interpreter import Interpreter
 from alpa.runtime.local import LocalExecutable
 from alpa.runtime.pjrt import Compiled
 from alpa.runtime.placement import Placement
-from alpa.runtime.stages import compile_stages, module_name
+from alpa.runtime.stages import compile_stages
 from alpa.runtime.tiles import Tiles
 from stress.random_programs.check import FAST_COMPILE
 

@@ -9,7 +9,7 @@ from alpa.passes.plan.memory_over_time import KINDS, MeshMemory, memory_over_tim
 from alpa.passes.plan.predicted_memory import predicted_memory
 from alpa.passes.plan.step_time import step_seconds
 from alpa.runtime.ahead_of_time.verification import predicted_peaks
-from alpa.runtime.stages import Exported, exported
+from alpa.runtime.exported import Exported, exported
 
 WEIGHT = 64 * 64 * 4
 

@@ -27,7 +27,7 @@ from alpa.runtime.ahead_of_time.compilation import CompilationError, NoCompilerE
 from alpa.runtime.ahead_of_time.exporting import Executables, export_executables
 from alpa.runtime.ahead_of_time.verification import verify_plan
 from alpa.runtime.compile_cache import UnsafeCacheError, is_intact, xla_flags
-from alpa.runtime.stages import exported, module_name
+from alpa.runtime.exported import exported, module_name
 
 needs_gpu_compiler = pytest.mark.skipif(
     compilation.missing_packages() != [], reason="needs the extra gpu-aot"

@@ -26,8 +26,8 @@ from alpa.runtime.ahead_of_time.compilation import (
 from alpa.runtime.ahead_of_time.results import CompiledStage
 from alpa.runtime.ahead_of_time.targets import TARGETS
 from alpa.runtime.ahead_of_time.verification import MeshCheck, verify_plan
+from alpa.runtime.exported import exported, module_name
 from alpa.runtime.script_checks import verify
-from alpa.runtime.stages import exported, module_name
 
 needs_gpu_compiler = pytest.mark.skipif(
     compilation.missing_packages() != [], reason="needs the extra gpu-aot"
