@@ -327,11 +327,11 @@ def take_from_signature(
 def signature_attrs(
     function: func.FuncOp, name: Signature, count: int
 ) -> list[dict[str, ir.Attribute]]:
-    """The attributes of each of `count` arguments or results; not to be changed."""
+    """The attributes of each of `count` arguments or results, which the caller may change."""
     attr = function.attributes.get(name)
     if attr is None:
         return [{} for _ in range(count)]
-    return list(_dictionaries(attr))
+    return [dict(attrs) for attrs in _dictionaries(attr)]
 
 
 @cached

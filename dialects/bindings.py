@@ -148,21 +148,10 @@ def walk(block: ir.Block) -> Iterator[ir.OpView]:
 def ops_where(
     root: ir.Module | ir.OpView | ir.Operation, wanted: Callable[[ir.Operation], bool]
 ) -> list[ir.OpView]:
-    """The wanted ops among all in an op's regions, parents first.
-
-    MLIR walks, which takes half the time of `walk`. `wanted` must not raise: its error would lose
-    its type.
-    """
-    found: list[ir.OpView] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if wanted(op):
-            found.append(op.opview)
-        return ir.WalkResult.ADVANCE
-
-    root.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
-    itself = found and found[0].operation == root.operation
-    return found[1:] if itself else found
+    """The wanted ops among all in an op's regions, parents first."""
+    # MLIR's own walk is a little faster, but turns an interrupt in a callback into another error.
+    blocks = [block for region in root.operation.regions for block in region.blocks]
+    return [op for block in blocks for op in walk(block) if wanted(op.operation)]
 
 
 def walk_outside_manual(block: ir.Block) -> list[ir.OpView]:

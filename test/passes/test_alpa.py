@@ -16,7 +16,9 @@ import pytest
 from alpa import passes
 from alpa.dialects import func, ir, main_function, parse
 from alpa.dialects.plan import Plan, Schedule, read_meshes
+from alpa.passes import import_hlo
 from alpa.passes.alpa import STEPS, Alpa, fingerprint, planned_for
+from alpa.passes.analysis import input_checks
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import NotFasterError, Pass, PassError, Remark
 from alpa.passes.cost.cluster import Cluster
@@ -176,6 +178,12 @@ def test_shapes_are_checked_once(program: str, monkeypatch: pytest.MonkeyPatch) 
         module = sys.modules[step.__module__]
         if hasattr(module, "check_input"):
             monkeypatch.setattr(module, "check_input", checked)
+
+    def checked_types(module: ir.Module) -> tuple[func.FuncOp, set[ir.Type]]:
+        asked.append(False)
+        return input_checks.checked_types(module)
+
+    monkeypatch.setattr(import_hlo, "checked_types", checked_types)
     Run(program, TWO)
     assert asked.count(False) == 1
     assert asked.count(True) >= len(STEPS) - 2

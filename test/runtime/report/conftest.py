@@ -36,7 +36,12 @@ def report() -> Report:
     clock = Clock()
     program = zoo.get("gpt-tiny", num_layers=2)
     settings = Settings(
-        cluster="cpu:2x4", num_micro_batches=4, num_stages=2, num_layers=4, intra="data-parallel"
+        cluster="cpu:2x4",
+        num_micro_batches=4,
+        schedule="1f1b",
+        num_stages=2,
+        num_layers=4,
+        intra="data-parallel",
     )
     planned = plan(lowered(program, 4, locations=True), settings, clock)
     content = Content.of(planned.module, planned.numbers(clock), "zoo:gpt-tiny")
