@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import time
@@ -198,6 +199,7 @@ class TestOnRay:
 
         from alpa.runtime.workers.cluster import Post, reserve  # noqa: PLC0415 - it imports Ray
 
+        gc.collect()  # The workers of functions that other tests left behind end.
         devices = tuple(range(16))
         post = Post(rank=0, mesh="mesh_0", host=0, devices=devices, process=0, processes=1, core=0)
         group, _ = reserve([post], "cpu", WORKERS)
