@@ -97,11 +97,8 @@ def fill_share(schedule: str, stages: int, batches: int) -> float:
     lists = lists_of(schedule, stages, batches)
     if lists.num_meshes == 1:
         return 1.0
-    costs = Costs.uniform(stages)
-    each = chunks_of(schedule) * (
-        costs.forward[0] + costs.backward_input[0] + costs.backward_weight[0]
-    )
-    return measure(lists, costs).bubble / ((lists.num_meshes - 1) * each)
+    found = measure(lists, Costs.uniform(stages))
+    return found.bubble * batches / ((lists.num_meshes - 1) * max(found.busy))
 
 
 def chunks_of(schedule: str) -> int:

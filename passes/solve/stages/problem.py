@@ -242,8 +242,10 @@ class Problem:
 
     def b(self, stages: tuple[Stage, ...]) -> list[float]:
         """What each stage takes of every micro-batch, while transfers are hidden."""
-        both = zip(self.a(stages), self.beside(stages), strict=True)
-        return [max(a - hidden, hidden) for a, hidden in both]
+        if self.hidden is None:
+            return self.a(stages)
+        seen = self._seconds(stages, self.t, *self.shares(1 - self.hidden))
+        return [*map(max, seen, self.beside(stages))]
 
     def beside(self, stages: tuple[Stage, ...]) -> list[float]:
         """The transfers into each stage that run beside its work."""
