@@ -123,6 +123,7 @@ def run_steps(
     try:
         manager.run(module.operation)
     finally:
+        del manager  # See `_Runner._add`.
         forget()
 
 
@@ -302,7 +303,12 @@ class _Runner:
         remark: Remark,
         failed: Callable[[PassError], None],
     ) -> None:
-        """Adds a pass of ours, as a callback of MLIR. `failed` receives what it raises."""
+        """Adds a pass of ours, as a callback of MLIR. `failed` receives what it raises.
+
+        The collector does not see that a manager holds its callbacks, so they live as long as it.
+        The traceback of an error holds the frame that ran the manager: that frame forgets it, or
+        it would never be freed, nor whatever its callers hold.
+        """
 
         def run_pass(operation: ir.Operation, manager: Any) -> None:
             try:
@@ -364,8 +370,10 @@ class _Runner:
             manager.run(module.operation)
         except ir.MLIRError:
             if failed:
-                raise failed[0] from None
+                raise failed.pop() from None
             raise
+        finally:
+            del manager  # See `_add`.
 
 
 @contextmanager

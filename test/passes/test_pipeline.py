@@ -8,6 +8,7 @@ import io
 import logging
 import subprocess
 import sys
+import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -197,6 +198,22 @@ def test_errors_of_a_pass_inside_of_another_come_out_as_its_own() -> None:
         alpa.passes.run(PROGRAM, "both{how=invalid}")
     with pytest.raises(ZeroDivisionError):
         alpa.passes.run(PROGRAM, "both{how=bug}")
+
+
+@pytest.mark.parametrize("text", ["refuse", "both{how=error}", "both{how=option}", "both{how=bug}"])
+def test_a_failed_run_keeps_nothing_of_its_callers(text: str) -> None:
+    """A plan that was refused kept the workers of the function that asked for it."""
+
+    def fails() -> weakref.ref[object]:
+        held = type("Held", (), {})()  # as what the frame of a caller holds
+        errors: list[PassError] = []
+        with pytest.raises((ir.MLIRError, ZeroDivisionError)):
+            alpa.passes.run(PROGRAM, text, on_error=errors.append)
+        return weakref.ref(held)
+
+    held = fails()
+    gc.collect()
+    assert held() is None
 
 
 def test_a_watcher_sees_the_passes_inside(capfd: pytest.CaptureFixture[str]) -> None:
