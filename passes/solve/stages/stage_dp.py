@@ -39,6 +39,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
+from typing import overload
 
 import numpy as np
 
@@ -55,6 +56,9 @@ from alpa.passes.solve.stages.stage_table import Table
 
 _ROUNDING = 1e-12
 """A box is closed if it can improve the best objective by at most this relative amount."""
+_WORTH = 1.1
+"""Numbers of stages are left out with which T is at least so many times the best one. Cuts that are
+found on the way may take less in a simulation than the cut of least T, but not by that much."""
 
 
 def solve(problem: Problem) -> Solution:
@@ -72,9 +76,13 @@ def _best_of_numbers(problem: Problem) -> Solution:
     """The best cut of all numbers of stages, under a schedule whose memory depends on them."""
     found: list[Solution] = []
     refused: NoCutError | None = None
+    enough = inf
     for count in range(1, min(problem.num_layers, problem.num_devices) + 1):
         try:
-            found.append(_solve(replace(problem, num_stages=count)))
+            cut = _solve(replace(problem, num_stages=count), enough)
+            if cut is not None:
+                found.append(cut)
+                enough = min(enough, _WORTH * cut.objective)
         except NoCutInMemoryError as error:
             refused = error
         except NoCutError as error:
@@ -129,10 +137,23 @@ def _equal(problem: Problem, count: int) -> Problem:
     return replace(problem, t=np.where(allowed, problem.t, inf), num_stages=count)
 
 
-def _solve(problem: Problem) -> Solution:
+@overload
+def _solve(problem: Problem) -> Solution: ...
+
+
+@overload
+def _solve(problem: Problem, enough: float) -> Solution | None: ...
+
+
+def _solve(problem: Problem, enough: float = inf) -> Solution | None:
+    """The best cut; None if it is known that none is better than `enough`."""
     table = Table(problem)
-    find = _shortest_step if problem.minimise == "step" else _highest_throughput
-    stages = find(problem, table)
+    if problem.minimise == "step":
+        stages = _shortest_step(problem, table, enough)
+    else:
+        stages = _highest_throughput(table)
+    if stages is None and enough < inf:
+        return None
     if stages is None:
         raise _infeasible(problem)
     solution = Solution(
@@ -147,7 +168,7 @@ def _solve(problem: Problem) -> Solution:
     return solution
 
 
-def _highest_throughput(_: Problem, table: Table) -> tuple[Stage, ...] | None:
+def _highest_throughput(table: Table) -> tuple[Stage, ...] | None:
     """The cut of least max b, then of least sum of a."""
     values = table.b_values
     best = table.cut(inf, inf)
@@ -162,11 +183,11 @@ def _highest_throughput(_: Problem, table: Table) -> tuple[Stage, ...] | None:
     return best
 
 
-def _shortest_step(problem: Problem, table: Table) -> tuple[Stage, ...] | None:
-    """The cut of least T."""
+def _shortest_step(problem: Problem, table: Table, enough: float) -> tuple[Stage, ...] | None:
+    """The cut of least T; None if there is none, or none of less than `enough`."""
     b_values = table.b_values
     u_values = table.u_values
-    best: tuple[float, tuple[Stage, ...]] = (inf, ())
+    best: tuple[float, tuple[Stage, ...]] = (enough, ())
     # Where their number is open, T weighs alike for all numbers of stages (`needs_number`).
     each_b, each_u, each = problem.weights(problem.counted_stages or 1)
     # A box holds the solutions whose maxima are in b_values[b0:b1] and u_values[u0:u1].
@@ -174,12 +195,12 @@ def _shortest_step(problem: Problem, table: Table) -> tuple[Stage, ...] | None:
     sums = _Sums()
     while boxes:
         bound, b0, b1, u0, u1 = heapq.heappop(boxes)
-        enough = best[0] - _ROUNDING * abs(best[0])
-        if bound >= enough:
+        limit = best[0] - _ROUNDING * abs(best[0]) if best[0] < inf else inf
+        if bound >= limit:
             break
         corner = float(b_values[b1 - 1]), float(u_values[u1 - 1])
         least = each_b * float(b_values[b0]) + each_u * float(u_values[u0])
-        if each * sums.least(*corner) + least >= enough:
+        if each * sums.least(*corner) + least >= limit:
             continue
         stages = table.cut(*corner)
         if stages is None:
