@@ -3,7 +3,9 @@
 Forward ops are cut by the dynamic program of the paper's eq. 6 (`solve/layers/layer_dp.py`), or at
 the `@alpa.layer_boundary` markers, which pass values on or stand between ops without any. Layers of
 16 may have to be cut inside of a network's blocks, where many bytes cross: blocks of experts have
-most of the FLOPs of a GShard model. Fewer layers are taken if they avoid that.
+most of the FLOPs of a GShard model. Fewer layers are taken if they avoid that. If the driver allows
+more layers than 16, they are as small as places where few bytes cross make them
+(`solve/layers/narrow.py`): the halves of a transformer's blocks, or its blocks.
 `analysis/step_parts.py` tells forward, backward and update apart. `analysis/layer_placement.py`
 places every other op.
 
@@ -109,7 +111,8 @@ class LayerCluster(Pass):
         "number of layers; `auto` uses the markers, or without them the number of contractions, up "
         "to 16, or to 4 for each stage if `alpa` is told their number; or fewer layers than 16, "
         "down to 8, if these receive at most half as many bytes; at least one for each stage that "
-        "`alpa` is told of",
+        "`alpa` is told of; under `alpa`, small layers in place of 16, such as the halves of a "
+        "transformer's blocks: up to 72, or 3200 over the number of devices",
     )
     delta: float = option(
         0.5,
@@ -131,6 +134,8 @@ class LayerCluster(Pass):
     """how many stages the layers will be cut into, where that is fixed; from the driver"""
     least: int = 1
     """how many stages there are at least; from the driver"""
+    most: int = MOST_LAYERS
+    """how many layers there may be where they can be small; from the driver"""
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = check_input(module, is_checked=self.is_checked)
@@ -209,10 +214,11 @@ class LayerCluster(Pass):
             )
         if self.clustering == "equal-ops":
             return _of_equal_ops(function, contractions, count)
-        fewest = count
-        if self.num_layers == "auto" and count == MOST_LAYERS:
-            fewest = max(FEWEST_LAYERS, self.least)
-        return _cut(graph, flops, forward, range(fewest, count + 1), self.delta)
+        fewest = most = count
+        if self.num_layers == "auto" and count >= MOST_LAYERS:
+            fewest = max(FEWEST_LAYERS, self.least) if count == MOST_LAYERS else count
+            most = max(count, self.most)
+        return _cut(graph, flops, forward, range(fewest, count + 1), most, self.delta)
 
     def _at_markers(
         self, function: func.FuncOp, forward: list[int], boundaries: list[int]
@@ -297,10 +303,19 @@ def _contractions(op: ir.OpView) -> int:
 
 
 def _cut(
-    graph: Graph, flops: Sequence[float], forward: list[int], counts: range, delta: float
+    graph: Graph,
+    flops: Sequence[float],
+    forward: list[int],
+    counts: range,
+    most: int,
+    delta: float,
 ) -> Sequence[int]:
-    """Eq. 6 on the forward ops; arguments are no input of a layer, what other layers made is."""
-    from alpa.passes.solve.layers import layer_dp  # noqa: PLC0415 - costs start-up time
+    """Eq. 6 on the forward ops; arguments are no input of a layer, what other layers made is.
+
+    More layers, up to `most`, are taken if no more bytes cross where they begin than the largest
+    input of those.
+    """
+    from alpa.passes.solve.layers import layer_dp, narrow  # noqa: PLC0415 - costs start-up time
 
     position = {o: i for i, o in enumerate(forward)}
     crossing = [
@@ -316,7 +331,9 @@ def _cut(
         num_layers=counts[-1],
         delta=delta,
     )
-    return layer_dp.solve_narrow(problem, counts[0]).starts
+    usual = layer_dp.solve_narrow(problem, counts[0])
+    small = narrow.solve(problem.flops, received.crossing, usual.largest_input, most)
+    return small if len(small) > len(usual.starts) else usual.starts
 
 
 def _write_roles(function: func.FuncOp, roles: Roles, *, donate: bool) -> None:

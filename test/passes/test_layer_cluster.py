@@ -775,3 +775,40 @@ def test_a_fixed_number_of_stages_makes_more_layers(stages: int, layers: int) ->
         LayerCluster(stages=stages).run(module, lambda *_: None)
         made = walk(body(main_function(module)))
         assert sum(isinstance(op, mpmd.NamedComputationOp) for op in made) == layers
+
+
+def test_many_equal_blocks_become_small_equal_layers() -> None:
+    """20 blocks of two halves: each half is a layer where 72 are allowed, and else 16 are made."""
+
+    def half(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        return x + jnp.tanh(x @ w) @ v
+
+    def step(state: Any, x: jax.Array) -> Any:
+        def loss(weights: Any) -> jax.Array:
+            y = x
+            for w, v in weights:
+                y = half(half(y, w, v), w, v)
+            return jnp.mean(y**2)
+
+        grads = jax.grad(loss)(state)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), loss(state)
+
+    state = [(random(i, 8, 16), random(i, 16, 8)) for i in range(20)]
+    text = jax.jit(step).lower(state, random(0, 4, 8)).as_text(debug_info=True)
+
+    def layers(most: int) -> list[list[str]]:
+        module = parse(text)
+        with module.operation.location:
+            SimplifyTrivialOps().run(module, lambda *_: None)
+            LayerCluster(most=most).run(module, lambda *_: None)
+        return [
+            [op.operation.name for op in body(op).operations]
+            for op in body(main_function(module)).operations
+            if isinstance(op, mpmd.NamedComputationOp) and part_of(Origin.of(op)) == "forward"
+        ]
+
+    assert len(layers(16)) == 16
+    small = layers(72)
+    assert len(small) == 40
+    # The first layer ends before its sum: an argument crosses no boundary.
+    assert len({tuple(ops) for ops in small[2:-1]}) == 1
