@@ -19,6 +19,7 @@ from math import inf
 
 import numpy as np
 
+from alpa.passes.solve.sharding.flat import Flat
 from alpa.passes.solve.sharding.fuse import fuse
 from alpa.passes.solve.sharding.messages import Messages
 from alpa.passes.solve.sharding.presolve import Core, Reduction
@@ -78,16 +79,16 @@ def ascend(
         if known:
             best = state.improve(fuse(problem, known, settings=settings))
             value = problem.cost(best)
-        found, nodes = state.bound()
+        found, shifted = state.bound()
         bound = max(bound, found)
         closed = value - bound <= gap * abs(value) or bound >= enough
         if closed or bound - last <= tuning.stall * (value - bound) or time.monotonic() > deadline:
             break
-        if _share_above(nodes, value - bound) > tuning.enough_pruned:
+        if _share_above(state.flat, shifted, value - bound) > tuning.enough_pruned:
             break
         last = bound
-    shifted = state.problem()
-    return Bounded(problem=shifted, bound=min(dual_bound(shifted), value), choice=best, value=value)
+    problem = state.problem()
+    return Bounded(problem=problem, bound=min(dual_bound(problem), value), choice=best, value=value)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -207,10 +208,10 @@ def prune(shifted: Problem, slack: float) -> tuple[Problem, int]:
     return replace(shifted, node_costs=nodes, edges=edges), gone
 
 
-def _share_above(nodes: Sequence[np.ndarray], slack: float) -> float:
-    """The part of the node strategies that ``prune`` would forbid."""
-    above = sum(int((costs > costs.min() + slack).sum()) for costs in nodes)
-    return above / sum(costs.size for costs in nodes)
+def _share_above(flat: Flat, costs: np.ndarray, slack: float) -> float:
+    """The part of the strategies that ``prune`` would forbid."""
+    least = np.minimum.reduceat(costs, flat.begins)
+    return float(np.mean(costs > np.repeat(least + slack, flat.sizes)))
 
 
 def neighbours(problem: Problem) -> list[list[tuple[int, int, int]]]:

@@ -8,7 +8,8 @@ them, and a visit level by level is a visit node by node in the given order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -95,11 +96,28 @@ class Flat:
         self.across = spread(np.repeat(self.slots[:-1][self.twin], widths), length)
         """the slot at the other end of each entry; numpy would convert smaller numbers each time"""
         self._level = level
-        self.costs = np.concatenate([np.zeros(0), *problem.node_costs]).astype(float)
-        matrices: list[np.ndarray] = [e.costs for e in edges]
-        sides: list[tuple[int, int]] = np.stack([self.edge, self.axis], axis=1).tolist()
-        at_ends = [(matrices[k].T if axis else matrices[k]).ravel() for k, axis in sides]
-        self.entries = np.concatenate([np.zeros(0), *at_ends]).astype(float)
+        self._ends = place.reshape(2, -1)
+        """of each edge, by the axis of its matrix"""
+        self.costs, self.entries = _joined(problem.node_costs), np.empty(int(self.rows[-1]))
+        self._matrices: list[np.ndarray] = [edge.costs for edge in edges]
+        self._write(range(len(edges)))
+
+    def at(self, problem: Problem) -> Flat:
+        """The vectors of a problem with the same nodes and edges at other costs."""
+        other, old = copy(self), self._matrices
+        other.costs, other.entries = _joined(problem.node_costs), self.entries.copy()
+        other._matrices = new = [edge.costs for edge in problem.edges]
+        other._write(k for k in range(len(new)) if new[k] is not old[k])
+        return other
+
+    def _write(self, edges: Iterable[int]) -> None:
+        """Writes the entries of edges."""
+        begins: list[list[int]] = self.rows[self.slots[self._ends]].tolist()
+        for k in edges:
+            costs = self._matrices[k]
+            for axis, matrix in enumerate((costs, costs.T)):
+                begin = begins[axis][k]
+                self.entries[begin : begin + costs.size].reshape(matrix.shape)[...] = matrix
 
     @cached_property
     def levels(self) -> list[Level]:
@@ -168,6 +186,10 @@ class Flat:
         """``Problem.cost``."""
         nodes = self.costs[self.begins + choice].sum()
         return float(nodes + self.entries[self.pairs(self.forward, choice)].sum())
+
+
+def _joined(costs: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0), *costs], dtype=float)
 
 
 def _levels(ends: np.ndarray, rank: np.ndarray) -> np.ndarray:

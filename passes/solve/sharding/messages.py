@@ -25,10 +25,10 @@ class Messages:
         order: np.ndarray | None = None,
         settings: Settings = DEFAULT,
     ) -> None:
-        """``begin`` with the shifts of a problem with the same nodes and edges."""
+        """``begin`` with the shifts, and in the order, of a problem of the same nodes and edges."""
         self._problem = problem
         self._rounds = settings.tuning.descent_rounds if Step.DESCENT in settings.steps else 0
-        self.flat = Flat(problem, order)
+        self.flat: Flat = Flat(problem, order) if begin is None else begin.flat.at(problem)
         self.costs, self.entries = self.flat.costs, self.flat.entries
         """of the problem; another one's with the same nodes and edges may take their place"""
         self._shifts = np.zeros(self.flat.strategy.size)
@@ -52,7 +52,7 @@ class Messages:
         across = self.flat.across[level.entries]
         seen = self._room[: across.size]
         # All places are valid; numpy checks them in a copy unless it may clip them.
-        np.take(self._shifts, across, out=seen, mode="clip")
+        self._shifts.take(across, out=seen, mode="clip")
         seen += self.entries[level.entries]
         return np.minimum.reduceat(seen, level.rows)
 
@@ -75,15 +75,16 @@ class Messages:
         flat = self.flat
         return self.costs - np.bincount(flat.strategy, self._shifts, minlength=self.costs.size)
 
-    def bound(self) -> tuple[float, list[np.ndarray]]:
-        """``dual_bound(self.problem())``, and the shifted costs of nodes, without the matrices."""
+    def bound(self) -> tuple[float, np.ndarray]:
+        """``dual_bound(self.problem())``, and the shifted costs of all strategies."""
         flat, costs = self.flat, self.shifted()
         bound = float(np.minimum.reduceat(costs, flat.begins).sum()) if costs.size else 0.0
         if flat.node.size:
-            entries = self.entries + self._shifts[flat.across]
+            entries = self._shifts.take(flat.across, mode="clip")  # All places are valid.
+            entries += self.entries
             least = np.minimum.reduceat(entries, flat.rows[:-1]) + self._shifts
             bound += float(np.minimum.reduceat(least, flat.slots[:-1])[flat.ahead].sum())
-        return bound, np.split(costs, flat.begins[1:])
+        return bound, costs
 
     def problem(self) -> Problem:
         flat = self.flat

@@ -73,7 +73,7 @@ class Reduction:
 
     def __init__(self, problem: Problem, settings: Settings = DEFAULT) -> None:
         self._steps, self._tuning = settings.steps, settings.tuning
-        self.costs = {v: c.astype(float) for v, c in enumerate(problem.node_costs)}
+        self.costs = {v: _floats(c) for v, c in enumerate(problem.node_costs)}
         self.strategies = {v: np.arange(c.size) for v, c in self.costs.items()}
         self.edges: dict[int, dict[int, np.ndarray]] = {v: {} for v in self.costs}
         """``edges[u][v][i, j]``; each edge stands twice, the second one transposed"""
@@ -89,7 +89,7 @@ class Reduction:
         self._waiting: deque[int] = deque()
         self._is_waiting: set[int] = set()
         for edge in problem.edges:
-            self._add_edge(edge.source, edge.target, edge.costs.astype(float))
+            self._add_edge(edge.source, edge.target, _floats(edge.costs))
 
     def run(self, *, deadline: float = inf) -> Reduction:
         """Applies the rules until none applies; raises ``InfeasibleError``.
@@ -123,10 +123,16 @@ class Reduction:
 
     def _drop_lonely(self) -> None:
         """Drops the strategies that are forbidden, or have no allowed partner on an edge."""
-        waiting = deque(self.costs)
+        forbids: dict[int, list[int]] = {node: [] for node in self.costs}
+        for node, around in self.edges.items():
+            for other, costs in around.items():
+                if node < other and costs.max() == inf:
+                    forbids[node].append(other)
+                    forbids[other].append(node)
+        waiting = deque(v for v, it in self.costs.items() if forbids[v] or it.max() == inf)
         while waiting:
             node = waiting.popleft()
-            least = [costs.min(axis=1) for costs in self.edges[node].values()]
+            least = [self.edges[node][other].min(axis=1) for other in forbids[node]]
             allowed = np.all(np.array([self.costs[node], *least]) < inf, axis=0)
             if not allowed.all():
                 self._keep(node, allowed)
@@ -334,6 +340,11 @@ class Reduction:
                 costs = costs + matrix[:, int(np.searchsorted(strategies, choice[other]))]
             choice[gone.node] = int(gone.strategies[int(np.argmin(costs))])
         return tuple(choice[node] for node in range(len(choice)))
+
+
+def _floats(costs: np.ndarray) -> np.ndarray:
+    """Costs as floats. No array here is ever written to."""
+    return costs.astype(float, copy=False)
 
 
 def _distinct_usages(problem: Problem) -> dict[int, np.ndarray]:
