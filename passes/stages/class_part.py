@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import get_args
 
@@ -98,6 +99,13 @@ class Posing:
         self.layer = layer
         self.problem = MeshProblem(layer.function, MESH, plan, graph, bandwidth, layer.totals)
         self._left = self.problem.pose()
+        self._least: dict[tuple[Part, float], float] = {}
+        """what was found, by what was asked"""
+
+    @cached_property
+    def part(self) -> ClassPart:
+        """The class on the mesh."""
+        return ClassPart.of(self.layer, self.whole())
 
     def whole(self) -> MeshProblem:
         """The whole problem."""
@@ -110,13 +118,22 @@ class Posing:
         whatever the parts behind them need: a bound by dual ascent, which ends where it gains less
         than `close`.
 
-        Parts are asked for in their order, and before `whole`.
+        Where more parts are posed than it needs, it poses its own anew.
         """
+        if (part, close) not in self._least:
+            self._least[part, close] = self._bound(part, close)
+        return self._least[part, close]
+
+    def _bound(self, part: Part, close: float) -> float:
         parts = get_args(Part)[: get_args(Part).index(part) + 1]
         fragments = [o for o in body(self.layer.function).operations if _is_fragment(o)]
         count = sum(read_part(fragment) in parts for fragment in fragments)
-        graph, batches = self.problem.graph, self.problem.plan.num_micro_batches
-        for _ in islice(self._left, max(0, count - len(self.problem.fragments()))):
+        graph, plan = self.problem.graph, self.problem.plan
+        missing, batches = count - len(self.problem.fragments()), plan.num_micro_batches
+        if missing < 0:
+            anew = ShardGraph(graph.mesh, graph.cluster, graph.reader, graph.cache)
+            return Posing(self.layer, anew, plan).least_seconds(part, close)
+        for _ in islice(self._left, missing):
             pass
         if not count or not all(np.isfinite(costs).all() for costs in graph.costs):
             return 0.0

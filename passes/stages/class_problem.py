@@ -17,6 +17,7 @@ program find assignments that need less memory: higher prices give slower, small
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -50,6 +51,8 @@ GAP = 3e-2
 """The gap of these solutions. `ilp-shard-annotate` solves the chosen stages again."""
 RADIUS = 2
 """Of folding. GPT-39B's fastest assignments cost 0.1 % more than at `fold.RADIUS`."""
+_KEPT = 8
+"""Problems of meshes that a solver keeps."""
 TIME_LIMIT = 30.0
 """Seconds for each mesh and price. The best assignment until then is used. An idle core needs a
 tenth of it; if time ends a search, the stages depend on the load of the machine."""
@@ -63,11 +66,24 @@ class ClassSolver:
     cluster: Cluster
     plan: Plan
     intra: Intra = "auto"
+    before: ClassSolver | None = None
+    """of the same layers before they were rematerialised"""
 
     @cached_property
-    def posed(self) -> dict[Submesh, ClassProblem]:
-        """Problems that were posed in part, for the next question about the same mesh."""
-        return {}
+    def posed(self) -> OrderedDict[Submesh, ClassProblem]:
+        """Problems that are kept, see `keep`."""
+        return OrderedDict()
+
+    @cached_property
+    def twins(self) -> list[int | None]:
+        """The class of `before` with an equal program, if there is one."""
+        if self.before is None:
+            return [None] * len(self.classes.classes)
+        others = self.before.classes.classes
+        return [
+            next((n for n, other in enumerate(others) if one.has_program_of(other)), None)
+            for one in self.classes.classes
+        ]
 
     @cached_property
     def exchanged(self) -> dict[End, np.ndarray]:
@@ -96,18 +112,40 @@ class ClassSolver:
         names = self.classes.axis_names
         return 1, 1, (1,) if names is None else (1,) * len(names)
 
+    def keep(self, submesh: Submesh, problem: ClassProblem, *, is_solved: bool) -> None:
+        """Keeps a problem for the next question about its mesh, or if it is solved, for twins of
+        its classes. Those that are solved make room for others first."""
+        self.posed[submesh] = problem
+        if is_solved:
+            self.posed.move_to_end(submesh, last=False)
+        if len(self.posed) > _KEPT or (is_solved and self.before is not None):
+            self.posed.popitem(last=False)
+
     def pose(self, hosts: int, devices: int, shape: tuple[int, ...]) -> ClassProblem:
-        """The problem of a mesh."""
+        """The problem of a mesh. Classes share what their twins have posed, if that is kept."""
         names, shared = self.classes.axis_names, self.classes.shared
         mesh = LogicalMesh.of(self.cluster, hosts, devices, shape, names)
         readers = self.classes.readers(self.cluster.device)
+        known = self._before_on((hosts, devices, shape))
         return ClassProblem(
             solver=self,
             posings=[
-                Posing(layer, shared.graph(mesh, self.cluster, reader), self.plan)
-                for layer, reader in zip(self.classes.classes, readers, strict=True)
+                known.posings[twin]
+                if known is not None and twin is not None
+                else Posing(layer, shared.graph(mesh, self.cluster, reader), self.plan)
+                for layer, reader, twin in zip(
+                    self.classes.classes, readers, self.twins, strict=True
+                )
             ],
         )
+
+    def _before_on(self, submesh: Submesh) -> ClassProblem | None:
+        """The problem of `before` on a mesh, if it is kept and classes may share its parts."""
+        before = self.before
+        if before is None or before.cluster != self.cluster:
+            return None
+        # Baselines restrict what was posed by batch dimensions, which come from other classes, too.
+        return None if is_baseline(self.intra) else before.posed.get(submesh)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,7 +163,7 @@ class ClassProblem:
         """[C]: what one run of each part up to `part` takes at least in all, see `Posing`, where
         the bound is raised as long as it gains as much as `close`, [C].
 
-        Nothing behind these parts is posed for it, so ask before all else.
+        Nothing behind these parts is posed for it, so asking it first is cheapest.
         """
         each = zip(self.posings, close.tolist(), strict=True)
         return np.array([posing.least_seconds(part, near) for posing, near in each])
@@ -136,10 +174,10 @@ class ClassProblem:
         intra = self.solver.intra
         parts: list[ClassPart] = []
         for number, posing in enumerate(self.posings):
-            posed = posing.whole()
             if is_baseline(intra):
+                posed = posing.whole()
                 restrict(posed.graph, intra, self.solver.batches[number], posed.tensors())
-            parts.append(ClassPart.of(posing.layer, posed))
+            parts.append(posing.part)
         return parts
 
     @cached_property

@@ -43,8 +43,6 @@ _SLOW = 2.0
 the bound of the forward runs is high enough for almost all stage searches."""
 _CLOSE = 0.05
 """Of an even split: sweeps that raise the bound by less end the ascent."""
-_KEPT = 8
-"""Problems that were posed for a bound and are kept for the costs."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -174,7 +172,7 @@ class Costing:
 
     @cached_property
     def _pickled(self) -> bytes:
-        solver = replace(self.solver)  # without what it has made of the programs
+        solver = replace(self.solver, before=None)  # without what it has made of the programs
         return pickle.dumps((solver, solver.classes.known_works(solver.cluster.device)))
 
 
@@ -215,7 +213,7 @@ class LayerCosts:
                 module = rematerialised(function)
                 function = main_function(module)
                 plain = self._found.get((kind, False))
-                before = None if plain is None else plain.solver.classes.class_of
+                before = None if plain is None else plain.solver
             classes = layer_classes(
                 Graph.of(body(function)),
                 program.arguments,
@@ -225,10 +223,14 @@ class LayerCosts:
                 program.plan,
                 self.shared,
                 program.given,
-                before,
+                None if before is None else before.classes.class_of,
             )
             solver = self._solver(
-                classes=classes, cluster=cluster, plan=program.plan, intra=program.intra
+                classes=classes,
+                cluster=cluster,
+                plan=program.plan,
+                intra=program.intra,
+                before=before,
             )
             folder = self._folder and CostsFolder(path=self._folder, solver=solver)
             self._found[kind, remat] = Costing(solver=solver, folder=folder)
@@ -293,6 +295,7 @@ def _work(solver: ClassSolver) -> Work:
     """What one device does."""
     problem = solver.pose(*solver.one_device)
     (costs,) = problem.solve(())
+    solver.keep(solver.one_device, problem, is_solved=True)
     return problem.work(costs)
 
 
@@ -312,16 +315,15 @@ def _bound(solver: ClassSolver, submesh: Submesh, even: np.ndarray) -> _Answer:
     layers = np.array([len(one.layers) for one in solver.classes.classes])
     if layers @ forward <= _SLOW * layers @ even[0]:
         least = np.maximum(least, problem.least_seconds("backward", _CLOSE * both))
-        solver.posed[submesh] = problem
-        if len(solver.posed) > _KEPT:
-            del solver.posed[next(iter(solver.posed))]
+        solver.keep(submesh, problem, is_solved=False)
     return _Answer(found=LeastSeconds(seconds=least))
 
 
 def _solve(solver: ClassSolver, submesh: Submesh, enough: float) -> _Answer:
-    problem = solver.posed.pop(submesh, None) or solver.pose(*submesh)
+    problem = solver.posed.get(submesh) or solver.pose(*submesh)
     began = time.monotonic()
     found = problem.solve(PRICES, enough, lambda it: _is_small(solver, it, submesh))
+    solver.keep(submesh, problem, is_solved=True)
     return _Answer(found=found, in_time=time.monotonic() - began < TIME_LIMIT)
 
 

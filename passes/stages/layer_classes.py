@@ -10,11 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
 from alpa.dialects import body, bytecode, func, ir, mpmd, parse, terminator
-from alpa.dialects.attributes import Argument, Part, Result, ResultRole, state_pairs
+from alpa.dialects.attributes import (
+    Argument,
+    Part,
+    Result,
+    ResultRole,
+    read_arguments,
+    read_results,
+    state_pairs,
+)
 from alpa.dialects.mpmd_types import Origin
 from alpa.dialects.plan import MeshAssignment, Plan
 from alpa.dialects.sharding import Sharding
@@ -70,6 +79,21 @@ class LayerClass:
     def returned(self) -> list[ir.Value]:
         """The values that the program returns."""
         return list(terminator(body(self.function)).operands)
+
+    def has_program_of(self, other: LayerClass) -> bool:
+        """Whether both programs compute the same of the same arguments, for the same readers."""
+        return self._ends == other._ends and (
+            block_recipe(body(self.function)) == block_recipe(body(other.function))
+        )
+
+    @cached_property
+    def _ends(self) -> Hashable:
+        """What a program has besides its ops, and their number. Where arguments come from is left
+        out."""
+        arguments = [replace(it, input=None) for it in read_arguments(self.function)]
+        facts = self.boundary, self.kept, self.stays, self.totals
+        ops = [len(block.operations) for block in fragment_blocks(self)]
+        return *facts, *arguments, *read_results(self.function), *ops
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -25,6 +25,7 @@ from alpa.passes.stages.candidates import PRICES
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
 from alpa.passes.stages.costing import Costing, NoPlanError
 from alpa.passes.stages.layer_classes import LayerClasses, fragment_blocks, layer_classes
+from alpa.passes.stages.remat import rematerialised
 from alpa.passes.workers import Workers
 from alpa.tools import zoo
 
@@ -191,14 +192,14 @@ def test_a_problem_is_the_same_after_its_bounds(training: ClassSolver) -> None:
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_meshes_are_bounded_before_they_are_costed(training: ClassSolver, count: int) -> None:
-    costing, mesh = Costing(solver=training, worth=0), (1, 4, (2, 2))
+    solver = replace(training)  # without what other tests have posed
+    costing, mesh = Costing(solver=solver, worth=0), (1, 4, (2, 2))
     even = costing.work.split((2, 2)).by_class[:2]
     with Workers(count) as workers:
         bound = costing.begin_bound(workers, mesh, even)()
         assert costing.begin_bound(workers, mesh, even)() is bound  # kept
-        assert len(training.posed) == (count == 0)  # for the costs
+        assert (mesh in solver.posed) == (count == 0)  # for the costs
         costs = costing.begin(workers, mesh, inf)()
-        assert not training.posed
         assert costing.begin(workers, mesh, inf)() is costs
     both = costs[0].by_class[:2].sum(axis=0)
     assert np.all(bound.seconds >= even.sum(axis=0))
@@ -207,13 +208,83 @@ def test_meshes_are_bounded_before_they_are_costed(training: ClassSolver, count:
 
 
 def test_only_forward_runs_are_bounded_on_a_slow_mesh(training: ClassSolver) -> None:
-    costing, mesh = Costing(solver=training), (1, 4, (2, 2))
+    solver = replace(training)  # without what other tests have posed
+    costing, mesh = Costing(solver=solver), (1, 4, (2, 2))
     forward, backward = costing.work.split((2, 2)).by_class[:2]
     even = np.array([1e-9 * forward, backward])  # All meshes are slow beside it.
     bound = costing.begin_bound(Workers(0), mesh, even)()
-    assert not training.posed
+    assert mesh not in solver.posed
     least = training.pose(*mesh).least_seconds("forward", np.zeros(len(forward)))
     np.testing.assert_allclose(bound.seconds - backward, least, rtol=1e-9)
+
+
+@pytest.fixture
+def checkpointed() -> Iterator[tuple[ClassSolver, ClassSolver]]:
+    """Two layers as they are and rematerialised, the first of which does so itself."""
+
+    def block(w: jax.Array, x: jax.Array) -> jax.Array:
+        return x + jnp.tanh(jnp.sin(jnp.tanh(x @ w)) @ w)
+
+    def loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
+        return jnp.sum(block(params[1], jax.checkpoint(block)(params[0], x)) ** 2)
+
+    def step(params: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        value, grads = jax.value_and_grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    params = [jax.ShapeDtypeStruct((128, 128), jnp.float32)] * 2
+    batch = jax.ShapeDtypeStruct((64, 128), jnp.float32)
+    text = jax.jit(step, donate_argnums=0).lower(params, batch).as_text()
+    module = alpa.passes.run(text, "simplify-trivial-ops,layer-cluster{num-layers=2}")
+    function, cluster = main_function(module), Cluster.parse("cpu:1x4")
+    arguments, results = read_arguments(function), read_results(function)
+    with module.context:
+        again = rematerialised(function)
+        classes, others = (
+            layer_classes(Graph.of(body(of)), arguments, results, 2, cluster, PLAN)
+            for of in (function, main_function(again))
+        )
+        plain = ClassSolver(classes=classes, cluster=cluster, plan=PLAN)
+        yield plain, replace(plain, classes=others, before=plain)
+
+
+def test_classes_that_stay_as_they_are_are_posed_once(
+    checkpointed: tuple[ClassSolver, ClassSolver],
+) -> None:
+    (plain, again), mesh, close = checkpointed, (1, 4, (2, 2)), np.zeros(2)
+    assert again.twins == [0, None]
+    alone = replace(again, before=None)
+    assert alone.twins == [None, None]
+    Costing(solver=plain).begin(Workers(0), mesh, inf)()
+    first, second = again.pose(*mesh).posings
+    assert first is plain.posed[mesh].posings[0]
+    assert second not in plain.posed[mesh].posings
+    least, whole = again.pose(*mesh), again.pose(*mesh)
+    expected = alone.pose(*mesh)
+    for part in ("forward", "backward"):
+        np.testing.assert_array_equal(
+            least.least_seconds(part, close), expected.least_seconds(part, close)
+        )
+    for mine, other in zip(whole.solve(PRICES), expected.solve(PRICES), strict=True):
+        np.testing.assert_array_equal(mine.by_class, other.by_class)
+        assert (mine.links, mine.exchanged) == (other.links, other.exchanged)
+
+
+def test_a_baseline_shares_no_problems(checkpointed: tuple[ClassSolver, ClassSolver]) -> None:
+    plain, again = (replace(it, intra="zero3") for it in checkpointed)
+    again = replace(again, before=plain)
+    Costing(solver=plain).begin(Workers(0), (1, 4, (4,)), inf)()
+    known = plain.posed[1, 4, (4,)].posings
+    assert not any(posing in known for posing in again.pose(1, 4, (4,)).posings)
+
+
+def test_a_solver_keeps_few_problems(training: ClassSolver) -> None:
+    solver = replace(training)
+    problem = solver.pose(1, 4, (4,))
+    for hosts in range(1, 9):
+        solver.keep((hosts, 1, (hosts,)), problem, is_solved=hosts == 5)
+    solver.keep((9, 1, (9,)), problem, is_solved=False)
+    assert [hosts for hosts, _, _ in solver.posed] == [1, 2, 3, 4, 6, 7, 8, 9]
 
 
 def test_costs_on_a_mesh_are_found_once_for_classes_and_stages(solver: ClassSolver) -> None:
