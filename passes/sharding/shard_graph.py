@@ -162,7 +162,7 @@ class ShardGraph:
         """What each step costs under an assignment of strategies."""
         seconds = [0.0] * len(self.steps)
         for step, nodes, costs in self.charges:
-            seconds[step] += float(costs[tuple([choice[node] for node in nodes])])
+            seconds[step] += costs.item(*[choice[node] for node in nodes])
         return seconds
 
     # Nodes

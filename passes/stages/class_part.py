@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import get_args
 
@@ -13,10 +13,12 @@ import numpy as np
 from alpa.dialects import body, ir, mpmd
 from alpa.dialects.attributes import Part, read_arguments, read_part
 from alpa.dialects.plan import Plan
+from alpa.dialects.sharding import ShardingRule
 from alpa.passes.sharding.copies import local_bytes
 from alpa.passes.sharding.liveness import passing
 from alpa.passes.sharding.mesh_problem import MeshProblem
 from alpa.passes.sharding.op_seconds import work_seconds
+from alpa.passes.sharding.ops import Cache, Op
 from alpa.passes.sharding.shard_graph import Placed, ShardGraph
 from alpa.passes.sharding.strategies import splittable
 from alpa.passes.solve.sharding.problem import Memory, Problem, Usage
@@ -80,13 +82,17 @@ class ClassPart:
 
     def factors(self) -> Factors:
         """The work of one run of each op that has a sharding rule."""
-        found: Factors = {}
+        reader, device = self.graph.reader, self.graph.cluster.device
+        parts, known, found = list(map(_part_of, self.graph.steps)), Cache(), Factors()
+
+        def of_kind(op: Op, rule: ShardingRule) -> tuple[tuple[int, ...], float]:
+            return splittable(rule), float(work_seconds(op.work, device))
+
         for op, rule, weight, step in self.graph.ruled:
-            part = _part_of(self.graph.steps[step])
-            runs = 1 if part == "update" else self.posed.plan.num_micro_batches
-            key = (part, splittable(rule))
-            seconds = weight * float(work_seconds(op.work, self.graph.cluster.device)) / runs
-            found[key] = found.get(key, 0.0) + seconds
+            runs = 1 if parts[step] == "update" else self.posed.plan.num_micro_batches
+            sizes, seconds = known.once(reader.kind(op), partial(of_kind, op, rule))
+            key = parts[step], sizes
+            found[key] = found.get(key, 0.0) + weight * seconds / runs
         return found
 
 
