@@ -21,7 +21,7 @@ may be better (see `search.py` for what this proves).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -115,6 +115,10 @@ class MeshCandidates:
     """without rematerialisation and with it, as far as bounds were found"""
     _finish: Callable[[], None] | None = None
     """waits for a search that has begun"""
+    _made: dict[Hashable, Sequence[Candidate]] = field(
+        default_factory=dict[Hashable, Sequence[Candidate]]
+    )
+    """the candidates, by what was known when they were made"""
 
     def __post_init__(self) -> None:
         if self.num_devices == 1:
@@ -130,8 +134,14 @@ class MeshCandidates:
         """Whether costs are known, with rematerialised layers or without."""
         return bool(self._found)
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> Sequence[Candidate]:
         """All candidates: with costs as far as these are known, else with bounds."""
+        known = self.is_only, tuple(self._found), tuple(self._least), self.one.again
+        if known not in self._made:
+            self._made = {known: self._make()}
+        return self._made[known]
+
+    def _make(self) -> list[Candidate]:
         if self.is_only:
             return [replace(self._split(), is_bound=False)]
         plain = self._plain()

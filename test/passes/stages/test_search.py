@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Literal
@@ -454,8 +454,12 @@ def test_rematerialised_layers_may_be_of_other_classes() -> None:
         )
         mesh = MeshCandidates(one=one, number=0, submesh=(1, 2, (2,)))
         for _ in range(4):
+            before = mesh.candidates()
+            assert mesh.candidates() is before  # made once
             mesh.begin(remat=True)
             mesh.finish()
+            assert mesh.candidates() is not before
+        assert replace(mesh, is_only=True).candidates() != mesh.candidates()
         found = mesh.candidates()[-1]
         *_, costs = again.solver.pose(1, 2, (2,)).solve(PRICES)
     expected = candidate_of(again.solver, costs, (1, 2, (2,)))
