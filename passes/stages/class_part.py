@@ -105,8 +105,8 @@ class Posing:
         self.layer = layer
         self.problem = MeshProblem(layer.function, MESH, plan, graph, bandwidth, layer.totals)
         self._left = self.problem.pose()
-        self._least: dict[tuple[Part, float], float] = {}
-        """what was found, by what was asked"""
+        self._least: dict[tuple[int, float], float] = {}
+        """what was found, by the number of fragments and how close it is"""
 
     @cached_property
     def part(self) -> ClassPart:
@@ -126,14 +126,15 @@ class Posing:
 
         Where more parts are posed than it needs, it poses its own anew.
         """
-        if (part, close) not in self._least:
-            self._least[part, close] = self._bound(part, close)
-        return self._least[part, close]
-
-    def _bound(self, part: Part, close: float) -> float:
         parts = get_args(Part)[: get_args(Part).index(part) + 1]
         fragments = [o for o in body(self.layer.function).operations if _is_fragment(o)]
         count = sum(read_part(fragment) in parts for fragment in fragments)
+        if (count, close) not in self._least:
+            self._least[count, close] = self._bound(part, count, close)
+        return self._least[count, close]
+
+    def _bound(self, part: Part, count: int, close: float) -> float:
+        """`least_seconds` of a part that ends with so many fragments."""
         graph, plan = self.problem.graph, self.problem.plan
         missing, batches = count - len(self.problem.fragments()), plan.num_micro_batches
         if missing < 0:
