@@ -21,6 +21,7 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.sharding.rules import CUSTOM_CALL_RULES, register_sharding_rule, rule_of
+from alpa.passes.solve.sharding import bound
 from alpa.passes.stages.candidates import PRICES
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
 from alpa.passes.stages.costing import Costing, NoPlanError
@@ -179,6 +180,15 @@ def test_no_less_is_bound_to_be_taken_where_nothing_is_sent(solver: ClassSolver)
     np.testing.assert_allclose(least, fastest.by_class[0], rtol=0.05)
 
 
+def test_a_class_without_a_backward_part_is_bounded_once(
+    solver: ClassSolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, close = solver.pose(1, 4, (4,)), np.zeros(len(solver.classes.classes))
+    forward = problem.least_seconds("forward", close)
+    monkeypatch.delattr(bound, "least")
+    np.testing.assert_array_equal(problem.least_seconds("backward", close), forward)
+
+
 def test_a_problem_is_the_same_after_its_bounds(training: ClassSolver) -> None:
     bounded = training.pose(1, 4, (2, 2))
     close = np.zeros(len(training.classes.classes))
@@ -196,15 +206,15 @@ def test_meshes_are_bounded_before_they_are_costed(training: ClassSolver, count:
     costing, mesh = Costing(solver=solver, worth=0), (1, 4, (2, 2))
     even = costing.work.split((2, 2)).by_class[:2]
     with Workers(count) as workers:
-        bound = costing.begin_bound(workers, mesh, even)()
-        assert costing.begin_bound(workers, mesh, even)() is bound  # kept
+        found = costing.begin_bound(workers, mesh, even)()
+        assert costing.begin_bound(workers, mesh, even)() is found  # kept
         assert (mesh in solver.posed) == (count == 0)  # for the costs
         costs = costing.begin(workers, mesh, inf)()
         assert costing.begin(workers, mesh, inf)() is costs
     both = costs[0].by_class[:2].sum(axis=0)
-    assert np.all(bound.seconds >= even.sum(axis=0))
-    assert np.all(bound.seconds <= (1 + 1e-9) * both)
-    np.testing.assert_allclose(bound.seconds, both, rtol=0.15)
+    assert np.all(found.seconds >= even.sum(axis=0))
+    assert np.all(found.seconds <= (1 + 1e-9) * both)
+    np.testing.assert_allclose(found.seconds, both, rtol=0.15)
 
 
 def test_only_forward_runs_are_bounded_on_a_slow_mesh(training: ClassSolver) -> None:
@@ -212,10 +222,10 @@ def test_only_forward_runs_are_bounded_on_a_slow_mesh(training: ClassSolver) -> 
     costing, mesh = Costing(solver=solver), (1, 4, (2, 2))
     forward, backward = costing.work.split((2, 2)).by_class[:2]
     even = np.array([1e-9 * forward, backward])  # All meshes are slow beside it.
-    bound = costing.begin_bound(Workers(0), mesh, even)()
+    found = costing.begin_bound(Workers(0), mesh, even)()
     assert mesh not in solver.posed
     least = training.pose(*mesh).least_seconds("forward", np.zeros(len(forward)))
-    np.testing.assert_allclose(bound.seconds - backward, least, rtol=1e-9)
+    np.testing.assert_allclose(found.seconds - backward, least, rtol=1e-9)
 
 
 @pytest.fixture
