@@ -194,14 +194,13 @@ class Reduction:
         """Moves what one end decides alone out of an edge, and drops an edge that is then empty."""
         self._changed.discard(frozenset((source, target)))
         costs = self.edges[source][target]
-        scale = np.abs(costs).max(initial=0.0, where=costs < inf)
-        costs = self._pull(source, target, costs)
-        costs = self._pull(target, source, costs.T).T
-        if not (costs > self._tuning.matrix_rounding * scale).any():
+        rest = self._pull(source, target, costs)
+        rest = self._pull(target, source, rest.T).T
+        if rest.max() <= self._tuning.matrix_rounding * _scale(costs):
             self._drop_edge(source, target)
         else:
-            self.edges[source][target] = costs
-            self.edges[target][source] = costs.T
+            self.edges[source][target] = rest
+            self.edges[target][source] = rest.T
         for node in (source, target):
             if self.costs[node].max() == inf:
                 self.drop_forbidden(node)
@@ -235,7 +234,8 @@ class Reduction:
         worse = excess >= 0
         if node in self._held and worse.any():
             held = self._held[node]
-            worse &= (held[:, None] >= held[None]).all(axis=2)
+            pairs = np.nonzero(worse)
+            worse[pairs] = (held[pairs[0]] >= held[pairs[1]]).all(axis=1)
         keep = np.ones(count, dtype=bool)
         for strategy in np.flatnonzero(worse.any(axis=1))[::-1]:
             keep[strategy] = not worse[strategy][keep].any()
@@ -350,14 +350,23 @@ def _floats(costs: np.ndarray) -> np.ndarray:
 def _distinct_usages(problem: Problem) -> dict[int, np.ndarray]:
     """``[strategy, k]``: bytes of each different usage of a node; constant ones are left out."""
     columns: dict[int, dict[bytes, np.ndarray]] = {}
+    made: dict[tuple[int, int], dict[bytes, np.ndarray]] = {}
+    """of the arrays, which many nodes share, by axis"""
     distinct = {(usage.nodes, id(usage.bytes)): usage.bytes for usage in problem.usages}
-    for (nodes, _), size in distinct.items():
+    for (nodes, key), size in distinct.items():
         for axis, node in enumerate(nodes):
-            # What a node holds together with each strategy of another one is a usage of its own.
-            held = np.moveaxis(size.astype(float), axis, 0).reshape(size.shape[axis], -1)
-            for column in held[:, np.ptp(held, axis=0) > 0].T:
-                columns.setdefault(node, {})[column.tobytes()] = column
-    return {node: np.stack(list(mine.values()), axis=1) for node, mine in columns.items()}
+            if (key, axis) not in made:
+                made[key, axis] = _columns(size, axis)
+            if made[key, axis]:
+                columns.setdefault(node, {}).update(made[key, axis])
+    return {node: np.array(list(mine.values())).T for node, mine in columns.items()}
+
+
+def _columns(size: np.ndarray, axis: int) -> dict[bytes, np.ndarray]:
+    """The different usages of the node at an axis that bytes are, by their contents."""
+    # What a node holds together with each strategy of another one is a usage of its own.
+    held = np.moveaxis(size.astype(float), axis, 0).reshape(size.shape[axis], -1)
+    return {column.tobytes(): column for column in held[:, np.ptp(held, axis=0) > 0].T}
 
 
 def _without_gone(usage: Usage, number: Mapping[int, int], size: int) -> Usage:
@@ -371,14 +380,24 @@ def _without_gone(usage: Usage, number: Mapping[int, int], size: int) -> Usage:
     return Usage(nodes=nodes, bytes=held, start=usage.start, stop=usage.stop)
 
 
+def _scale(costs: np.ndarray) -> float:
+    """The largest absolute value of a matrix that is finite."""
+    most = costs.max()
+    if most < inf:
+        return max(most, -costs.min())
+    return np.abs(costs).max(initial=0.0, where=costs < inf)
+
+
 def _least_difference(costs: np.ndarray) -> np.ndarray:
     """``[a, b]``: min over j of ``costs[a, j] - costs[b, j]``, where forbidden counts as inf.
 
     Where a is forbidden b cannot be worse; where only b is, it is infinitely worse. Where a is
     forbidden throughout the result is large instead of inf, for it is added to such -inf.
     """
-    if np.isfinite(costs).all():
-        return (costs[:, None, :] - costs[None, :, :]).min(axis=2)
-    allowed = np.where(costs < inf, costs, 0.0)
-    difference = allowed[:, None, :] - costs[None, :, :]
-    return np.where((costs == inf)[:, None, :], 1e300, difference).min(axis=2)
+    # The least of whole matrices, one per j, is found faster than that of many short rows.
+    costs = np.ascontiguousarray(costs.T)
+    forbidden = costs == inf
+    if not forbidden.any():
+        return (costs[:, :, None] - costs[:, None, :]).min(axis=0)
+    difference = np.where(forbidden, 0.0, costs)[:, :, None] - costs[:, None, :]
+    return np.where(forbidden[:, :, None], 1e300, difference).min(axis=0)

@@ -124,7 +124,7 @@ class Problem:
                     f"{title} has a matrix of shape {edge.costs.shape}, its ends have {shape} "
                     "strategies"
                 )
-            if np.isnan(edge.costs).any() or (edge.costs == -inf).any():
+            if not edge.costs.min(initial=inf) > -inf:
                 raise ValueError(f"{title} has a cost that is NaN or -inf")
 
         pairs = self.edge_numbers() if any(len(u.nodes) == 2 for u in self.usages) else {}
@@ -293,9 +293,11 @@ def with_strategies(usages: Iterable[Usage], kept: Sequence[np.ndarray]) -> tupl
     fewer: list[Usage] = []
     for usage in usages:
         key = (usage.nodes, id(usage.bytes))
-        if key not in made:
-            made[key] = usage.bytes[np.ix_(*(kept[node] for node in usage.nodes))]
-        held = made[key]
+        held = made.get(key)
+        if held is None:
+            first, *others = [kept[node] for node in usage.nodes]
+            held = usage.bytes[first[:, None], others[0]] if others else usage.bytes[first]
+            made[key] = held
         fewer.append(Usage(nodes=usage.nodes, bytes=held, start=usage.start, stop=usage.stop))
     return tuple(fewer)
 

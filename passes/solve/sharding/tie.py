@@ -55,10 +55,18 @@ def _signature(costs: np.ndarray) -> bytes:
 def _tied(usages: Sequence[Usage], node_class: Sequence[int]) -> tuple[Usage, ...]:
     """The usages of folded nodes. Two nodes of one colour take equal strategies."""
     diagonals: dict[int, np.ndarray] = {}
+    made: dict[tuple[tuple[int, ...], int], tuple[tuple[int, ...], np.ndarray]] = {}
     tied: list[Usage] = []
     for usage in usages:
-        nodes, held = tuple(dict.fromkeys(node_class[node] for node in usage.nodes)), usage.bytes
-        if len(nodes) < held.ndim:
-            held = diagonals.setdefault(id(held), np.diagonal(held))
-        tied.append(replace(usage, nodes=nodes, bytes=held))
+        key = usage.nodes, id(usage.bytes)  # Most usages are those of another time.
+        if key not in made:
+            nodes, held = (
+                tuple(dict.fromkeys([node_class[node] for node in usage.nodes])),
+                usage.bytes,
+            )
+            if len(nodes) < held.ndim:
+                held = diagonals.setdefault(id(held), np.diagonal(held))
+            made[key] = nodes, held
+        nodes, held = made[key]
+        tied.append(Usage(nodes=nodes, bytes=held, start=usage.start, stop=usage.stop))
     return tuple(tied)
