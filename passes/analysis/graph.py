@@ -15,6 +15,7 @@ from typing import cast
 from alpa.dialects import attributes_of, body, ir, mpmd, stablehlo, walk
 from alpa.dialects.attributes import GRADIENT, marker_of
 from alpa.dialects.caches import cached
+from alpa.passes.analysis.block_rows import Row, rows_of
 
 
 @dataclass(frozen=True)
@@ -272,10 +273,15 @@ def inner_ops(op: ir.OpView) -> Iterator[ir.OpView]:
 def inner_blocks(block: ir.Block) -> Iterator[ir.Block]:
     """Every block in the regions of a block's ops, parents first."""
     for op in block.operations:
-        for region in op.regions:
-            for inner in region.blocks:
-                yield inner
-                yield from inner_blocks(inner)
+        yield from blocks_in(op)
+
+
+def blocks_in(op: ir.OpView) -> Iterator[ir.Block]:
+    """Every block in an op's regions, parents first."""
+    for region in op.regions:
+        for inner in region.blocks:
+            yield inner
+            yield from inner_blocks(inner)
 
 
 def combiner(op: ir.OpView, region: int = 0) -> str | None:
@@ -330,16 +336,18 @@ def contents(
     return (attributes, *regions)
 
 
-def block_recipe(block: ir.Block, ignored: str | None = None) -> Hashable:
+def block_recipe(
+    block: ir.Block, ignored: str | None = None, rows: Sequence[Row] | None = None
+) -> Hashable:
     """A key of what a block computes, independent of the names of its values, if it reads no
-    others; see `recipe`."""
-    number: dict[ir.Value, int] = {}
-    for argument in block.arguments:
-        number[argument] = len(number)
-    ops: list[Hashable] = [tuple(argument.type for argument in block.arguments)]
-    for op in block.operations:
-        ops.append(recipe(op, number.__getitem__, {}, ignored))
-        for result in op.results:
+    others; see `recipe`. `rows` are those of the block, if they have been read."""
+    number: dict[ir.Value, int] = {v: n for n, v in enumerate(block.arguments)}
+    ops: list[Hashable] = [tuple([argument.type for argument in number])]
+    for op, name, operands, results in rows_of(block) if rows is None else rows:
+        read = tuple([number[value] for value in operands])
+        types = tuple([value.type for value in results])
+        ops.append((name, read, types, contents(op, number.__getitem__, {}, ignored)))
+        for result in results:
             number[result] = len(number)
     return tuple(ops)
 

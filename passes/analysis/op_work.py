@@ -26,8 +26,8 @@ XLA's fusion (`priority_fusion.h`) is finer: it estimates the time of each alter
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Literal, NamedTuple
@@ -35,6 +35,7 @@ from typing import Literal, NamedTuple
 from alpa.dialects import body, ir, sdy, stablehlo
 from alpa.dialects.caches import cached
 from alpa.passes.analysis import op_cost
+from alpa.passes.analysis.block_rows import Row, rows_of
 from alpa.passes.analysis.graph import elements, type_bytes
 from alpa.passes.analysis.op_kinds import (
     BROADCASTS,
@@ -50,6 +51,7 @@ ROW = 2**16
 _ALIASES = (FREE - BROADCASTS - SOURCES) | {"sdy.sharding_constraint"}
 _SLICES = frozenset({"stablehlo.slice", "stablehlo.dynamic_slice"})
 _FUSES = FUSIBLE - {"stablehlo.dynamic_update_slice"}
+_NONE = frozenset[int]()
 _HARDLY_MORE = 1.1  # The sums of softmax's rows beside its scores.
 
 _Way = Literal["again", "alone", "fused", "slice"]
@@ -78,7 +80,12 @@ def unfused(ops: Iterable[ir.OpView]) -> list[Work]:
     """The work of ops if each reads its operands from memory and writes its results; kernels are
     not counted."""
     return [
-        Work(op_cost.flops(op), op_cost.memory_bytes(op), 0.0, _dtype(*op.operands, *op.results))
+        Work(
+            op_cost.flops(op),
+            op_cost.memory_bytes(op),
+            0.0,
+            _dtype(value.type for value in (*op.operands, *op.results)),
+        )
         for op in ops
     ]
 
@@ -88,15 +95,18 @@ def fused(
     *,
     converts_in_dots: bool = False,
     known: dict[ir.Block, list[Work]] | None = None,
+    rows: Sequence[Row] | None = None,
 ) -> list[Work]:
     """The work of each op of a block, its terminator among them, in order.
 
     `known` keeps that of blocks in regions, which is read once for the op and once for its block.
+    `rows` are those of the block, if they have been read.
     """
     known = {} if known is None else known
     found = known.get(block)
     if found is None:
-        found = known[block] = _Kernels(block, converts_in_dots, known).works()
+        rows = rows_of(block) if rows is None else rows
+        found = known[block] = _Kernels(block, converts_in_dots, known, rows).works()
     return found
 
 
@@ -110,66 +120,67 @@ def total(works: Iterable[Work]) -> tuple[float, float, float]:
     )
 
 
-class _Row(NamedTuple):
-    """An op as it was read."""
-
-    op: ir.OpView
-    name: str
-    operands: tuple[ir.Value, ...]
-    results: tuple[ir.Value, ...]
-
-
 @dataclass(eq=False)
 class _Kernels:
-    """The kernels of a block, numbered by one of their ops."""
+    """The kernels of a block, numbered by one of their ops. Values are numbered as they come."""
 
     block: ir.Block
     converts_in_dots: bool
     known: dict[ir.Block, list[Work]]
-    depth: dict[ir.Value, int] = field(default_factory=dict[ir.Value, int])
-    roots: dict[ir.Value, frozenset[ir.Value]] = field(
-        default_factory=dict[ir.Value, frozenset[ir.Value]]
-    )
-    """of a value that is not in memory"""
-    maker: dict[ir.Value, int] = field(default_factory=dict[ir.Value, int])
-    """the op whose kernel makes a value and may go on with its readers"""
+    rows: Sequence[Row]
 
     def __post_init__(self) -> None:
-        self.rows = [
-            _Row(op, op.operation.name, tuple(op.operands), tuple(op.results))
-            for op in self.block.operations
-        ]
+        number: dict[ir.Value, int] = {v: n for n, v in enumerate(self.block.arguments)}
+        self.read: list[list[int]] = []
+        self.made: list[list[int]] = []
+        for row in self.rows:
+            self.read.append([number.setdefault(v, len(number)) for v in row.operands])
+            self.made.append([number.setdefault(v, len(number)) for v in row.results])
+        self.values = list(number)
+        self.types = [value.type for value in self.values]
+        self.bytes = list(map(type_bytes, self.types))
+        self.depth = [0] * len(self.values)
+        self.roots = [frozenset((v,)) for v in range(len(self.values))]
+        """itself, or those of a value that is not in memory"""
+        self.maker = [-1] * len(self.values)
+        """the op whose kernel makes a value and may go on with its readers"""
         self.parents = list(range(len(self.rows)))
+        self.converted, self.folded = self._read_by_contractions()
+        self.aliases = [
+            bool(made) and (row.name in _ALIASES or made[0] in self.folded)
+            for row, made in zip(self.rows, self.made, strict=True)
+        ]
         self.needed = self._needed()
         self.ways: list[_Way] = [self._add(number, row) for number, row in enumerate(self.rows)]
 
-    def _needed(self) -> set[ir.Value]:
+    def _read_by_contractions(self) -> tuple[dict[int, int], set[int]]:
+        """Conversions that contractions alone read, with their operands; and these with such
+        transposes, which cost nothing."""
+        contracted, others = set[int](), set[int]()
+        for row, read in zip(self.rows, self.read, strict=True):
+            (contracted if row.name in CONTRACTIONS else others).update(read)
+        contracted -= others
+        converted, transposed = dict[int, int](), set[int]()
+        for row, read, made in zip(self.rows, self.read, self.made, strict=True):
+            if made and made[0] in contracted:
+                if self._converts_in_dot(row):
+                    converted[made[0]] = read[0]
+                elif row.name == "stablehlo.transpose":
+                    transposed.add(made[0])
+        return converted, transposed | converted.keys()
+
+    def _needed(self) -> set[int]:
         """The values that an op that does not fuse reads, or a later block: these are in memory."""
-        contracted: dict[ir.Value, bool] = {}
-        for row in self.rows:
-            for value in row.operands:
-                only = row.name in CONTRACTIONS
-                contracted[value] = contracted.get(value, True) and only
-        self.converted = {
-            row.results[0]: row.operands[0]
-            for row in self.rows
-            if self._converts_in_dot(row) and contracted.get(row.results[0], False)
-        }
-        self.folded = self.converted.keys() | {
-            row.results[0]
-            for row in self.rows
-            if row.name == "stablehlo.transpose" and contracted.get(row.results[0], False)
-        }
-        needed = set[ir.Value]()
-        for row in reversed(self.rows):
-            if self._is_alias(row):
-                if not needed.isdisjoint(row.results):
-                    needed.update(row.operands)
-            elif row.name not in _FUSES and row.name != "stablehlo.reduce":
-                needed.update(row.operands)
+        needed = set[int]()
+        for n in range(len(self.rows) - 1, -1, -1):
+            if self.aliases[n]:
+                if not needed.isdisjoint(self.made[n]):
+                    needed.update(self.read[n])
+            elif (name := self.rows[n].name) not in _FUSES and name != "stablehlo.reduce":
+                needed.update(self.read[n])
         return needed
 
-    def _converts_in_dot(self, row: _Row) -> bool:
+    def _converts_in_dot(self, row: Row) -> bool:
         """Whether an op converts an argument that nothing else reads, for one reader."""
         if not self.converts_in_dots or row.name != "stablehlo.convert":
             return False
@@ -177,48 +188,47 @@ class _Kernels:
         alone = all(len(list(it.uses)) == 1 for it in (value, *row.results))
         return alone and isinstance(value.owner, ir.Block)
 
-    def _is_alias(self, row: _Row) -> bool:
-        return bool(row.results) and (row.name in _ALIASES or row.results[0] in self.folded)
-
-    def _add(self, number: int, row: _Row) -> _Way:
+    def _add(self, number: int, row: Row) -> _Way:
         """How an op runs; joins its kernel with those of the values that it reads."""
-        sources = [self._roots(value) for value in row.operands]
-        read = frozenset[ir.Value]().union(*sources)
-        depth = max((self.depth.get(value, 0) for value in read), default=0)
-        if self._is_alias(row):
-            own = sources if len(sources) == len(row.results) else [read] * len(row.results)
-            self.roots.update(zip(row.results, own, strict=True))
+        made, depths = self.made[number], self.depth
+        sources = [self.roots[v] for v in self.read[number]]
+        read = sources[0] if len(sources) == 1 else _NONE.union(*sources)
+        if self.aliases[number]:
+            own = sources if len(sources) == len(made) else [read] * len(made)
+            for v, roots in zip(made, own, strict=True):
+                self.roots[v] = roots
             return "again"
+        depth = max([depths[v] for v in read], default=0)
         reduces = row.name == "stablehlo.reduce"
         if not reduces and row.name not in _FUSES:
-            self.depth.update(dict.fromkeys(row.results, depth + 1))
+            for v in made:
+                depths[v] = depth + 1
             return "alone"
         if row.name in _SLICES:
-            self.depth.update(dict.fromkeys(row.results, depth + 1))
+            for v in made:
+                depths[v] = depth + 1
             return "slice"
-        if not reduces and self._is_computed_again(row, read):
-            self.roots[row.results[0]] = read
+        if not reduces and self._is_computed_again(row.name, made, read):
+            self.roots[made[0]] = read
             return "again"
-        for value in read:
-            shared = elements(value.type) > 1  # A scalar makes no kernel of all that read it.
-            if shared and value in self.maker and self.depth[value] == depth:
-                self._join(number, self.maker[value])
+        for v in read:
+            # A scalar makes no kernel of all that read it.
+            if self.maker[v] >= 0 and depths[v] == depth and elements(self.types[v]) > 1:
+                self._join(number, self.maker[v])
         ends = reduces and not _by_row(row)
-        self.depth.update(dict.fromkeys(row.results, depth + ends))
-        if not ends:
-            self.maker.update(dict.fromkeys(row.results, number))
+        for v in made:
+            depths[v] = depth + ends
+            if not ends:
+                self.maker[v] = number
         return "fused"
 
-    def _is_computed_again(self, row: _Row, read: frozenset[ir.Value]) -> bool:
-        (result,) = row.results
-        if row.name in SOURCES:
+    def _is_computed_again(self, name: str, made: list[int], read: frozenset[int]) -> bool:
+        (result,) = made
+        if name in SOURCES:
             return True
         if result in self.needed:
             return False
-        return sum(type_bytes(it.type) for it in read) <= _HARDLY_MORE * type_bytes(result.type)
-
-    def _roots(self, value: ir.Value) -> frozenset[ir.Value]:
-        return self.roots.get(value, frozenset((value,)))
+        return sum([self.bytes[v] for v in read]) <= _HARDLY_MORE * self.bytes[result]
 
     def _find(self, number: int) -> int:
         while self.parents[number] != number:
@@ -235,41 +245,38 @@ class _Kernels:
         found: list[Work] = []
         for number, (row, way) in enumerate(zip(self.rows, self.ways, strict=True)):
             if way == "alone" and row.results:
-                flops, num_bytes, kernels = self._own(row)
+                flops, num_bytes, kernels = self._own(number, row)
             else:
                 flops, num_bytes, kernels = op_cost.flops(row.op), 0.0, 0.0
             if way == "fused":
                 num_bytes = reads[number]
-                num_bytes += sum(type_bytes(v.type) for v in row.results if v in written)
+                num_bytes += sum([self.bytes[v] for v in self.made[number] if v in written])
                 if num_bytes > 0 and self._find(number) not in started:
                     started.add(self._find(number))
                     kernels = 1.0
-            found.append(
-                Work(
-                    flops, num_bytes, kernels, _dtype(*row.operands, *row.results), _kind(row, way)
-                )
-            )
+            types = [self.types[v] for v in (*self.read[number], *self.made[number])]
+            found.append(Work(flops, num_bytes, kernels, _dtype(types), _kind(row, way)))
         return found
 
-    def _reads(self) -> tuple[list[float], set[ir.Value]]:
+    def _reads(self) -> tuple[list[float], set[int]]:
         """The bytes that each op is the first of its kernel to read, and the values written."""
-        made = {v: self._find(n) for n, row in enumerate(self.rows) for v in row.results}
-        reads, written = [0.0] * len(self.rows), set[ir.Value]()
-        seen: set[tuple[int, ir.Value]] = set()
-        for number, (row, way) in enumerate(zip(self.rows, self.ways, strict=True)):
+        maker = [self._find(n) if n >= 0 else -1 for n in self.maker]
+        reads, written = [0.0] * len(self.rows), set[int]()
+        seen: set[tuple[int, int]] = set()
+        for number, way in enumerate(self.ways):
             if way == "again":
                 continue
             kernel = self._find(number)
-            for root in frozenset[ir.Value]().union(*map(self._roots, row.operands)):
-                if way == "fused" and root in self.maker and made[root] == kernel:
+            for root in _NONE.union(*[self.roots[v] for v in self.read[number]]):
+                if way == "fused" and maker[root] == kernel:
                     continue
                 written.add(root)
                 if (kernel, root) not in seen:
                     seen.add((kernel, root))
-                    reads[number] += type_bytes(root.type)
+                    reads[number] += self.bytes[root]
         return reads, written
 
-    def _own(self, row: _Row) -> tuple[float, float, float]:
+    def _own(self, number: int, row: Row) -> tuple[float, float, float]:
         """FLOPs, bytes and kernels of an op that does not fuse."""
         op = row.op
         inner = partial(fused, converts_in_dots=self.converts_in_dots, known=self.known)
@@ -286,21 +293,21 @@ class _Kernels:
             ways = op_cost.manual_ways(op)
             return ways * flops, ways * num_bytes, kernels
         wider = sum(
-            type_bytes(self.converted[value].type) - type_bytes(value.type)
-            for value in row.operands
-            if value in self.converted
+            self.bytes[self.converted[v]] - self.bytes[v]
+            for v in self.read[number]
+            if v in self.converted
         )
         num_bytes = op_cost.memory_bytes(op) + wider
         return op_cost.flops(op), num_bytes, float(row.name not in FREE)
 
 
-def _kind(row: _Row, way: _Way) -> Literal["matrix", "convolution", "elementwise"]:
+def _kind(row: Row, way: _Way) -> Literal["matrix", "convolution", "elementwise"]:
     if row.name == "stablehlo.convolution":
         return "convolution"
     return "elementwise" if way in ("fused", "again") else "matrix"
 
 
-def _by_row(row: _Row) -> bool:
+def _by_row(row: Row) -> bool:
     """Whether a reduction is over the last dimensions, and its rows are short."""
     operand = ir.RankedTensorType(row.operands[0].type)
     dims = sorted(ir.DenseI64ArrayAttr(row.op.attributes["dimensions"]))
@@ -308,11 +315,11 @@ def _by_row(row: _Row) -> bool:
     return dims == last and prod(operand.shape[d] for d in dims) <= ROW
 
 
-def _dtype(*values: ir.Value) -> str:
-    """The element type that an op of these operands and results computes in, as the cluster file
-    names it (`f32`, `i8`)."""
-    for value in values:
-        name = _element_name(value.type)
+def _dtype(types: Iterable[ir.Type]) -> str:
+    """The element type that an op with operands and results of these types computes in, as the
+    cluster file names it (`f32`, `i8`)."""
+    for type_ in types:
+        name = _element_name(type_)
         if name is not None:
             return name
     return "f32"

@@ -31,6 +31,7 @@ import numpy as np
 
 from alpa.dialects import body, ir, mpmd, stablehlo, terminator
 from alpa.dialects.attributes import read_part
+from alpa.passes.analysis.block_rows import row_of
 from alpa.passes.analysis.graph import folds_into_dots, type_bytes
 from alpa.passes.analysis.liveness import (
     UPDATES_IN_PLACE,
@@ -266,7 +267,7 @@ def readers(ops_of: Mapping[ir.Block, Sequence[Op]]) -> dict[ir.Value, Op | None
     """Of each value that is read the op that does, None where there are several."""
     only: dict[ir.Value, Op | None] = {}
     for block, ops in ops_of.items():
-        for op in (*ops, Op.of(terminator(block))):
+        for op in (*ops, Op.of(row_of(terminator(block)))):
             for value in op.operands:
                 only[value] = None if value in only else op
     return only

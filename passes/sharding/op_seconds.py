@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from alpa.dialects import body, ir
 from alpa.passes.analysis import op_work
-from alpa.passes.analysis.graph import block_recipe, inner_blocks
+from alpa.passes.analysis.block_rows import Row, rows_of
+from alpa.passes.analysis.graph import block_recipe, blocks_in
 from alpa.passes.analysis.op_work import Work
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import Device, Share
@@ -16,16 +17,20 @@ from alpa.passes.sharding.rules import SHARDING_RULE
 
 
 def block_works(
-    block: ir.Block, device: Device, known: dict[ir.Block, list[Work]] | None = None
+    block: ir.Block,
+    device: Device,
+    known: dict[ir.Block, list[Work]] | None = None,
+    rows: Sequence[Row] | None = None,
 ) -> list[Work]:
     """The work of each op of a block but its terminator, in order. Ideal ones fuse nothing.
 
-    `known` keeps the work of the blocks in regions.
+    `known` keeps the work of the blocks in regions. `rows` are those of the block, if they have
+    been read.
     """
     if device.efficiency is None:
         return op_work.unfused(list(block.operations)[:-1])
     triton = has_triton(device.name)
-    return op_work.fused(block, converts_in_dots=triton, known=known)[:-1]
+    return op_work.fused(block, converts_in_dots=triton, known=known, rows=rows)[:-1]
 
 
 def work_seconds(
@@ -49,22 +54,28 @@ class Works:
         """by the id of a device, which is kept here so that no other device gets its id"""
 
     def of(
-        self, block: ir.Block, device: Device, nested: dict[ir.Block, list[Work]] | None = None
+        self,
+        block: ir.Block,
+        device: Device,
+        nested: dict[ir.Block, list[Work]] | None = None,
+        rows: Sequence[Row] | None = None,
     ) -> list[Work]:
         """`block_works` of a block that reads no values from around it.
 
         `nested` is given the work of the blocks in regions.
         """
-        return self._of(_key(block, device), block, device, nested)
+        rows = rows_of(block) if rows is None else rows
+        return self._of(_key(block, device, rows), block, device, rows, nested)
 
     def seconds(self, computation: ir.OpView, cluster: Cluster) -> float:
         """The seconds of all ops of a computation, one after the other."""
         block, device = body(computation), cluster.device
-        key = _key(block, device)
+        rows = rows_of(block)
+        key = _key(block, device, rows)
         at = id(device), key
         found = self._seconds.get(at)  # Comparing recipes takes time, so each is looked up once.
         if found is None:
-            times = Counter(self._of(key, block, device))
+            times = Counter(self._of(key, block, device, rows))
             seconds = sum(n * float(work_seconds(work, device)) for work, n in times.items())
             found = self._seconds[at] = device, seconds
         return found[1]
@@ -74,22 +85,24 @@ class Works:
         key: Hashable,
         block: ir.Block,
         device: Device,
+        rows: Sequence[Row],
         nested: dict[ir.Block, list[Work]] | None = None,
     ) -> list[Work]:
         found = self._works.get(key)
+        inside = [it for row in rows if len(row.op.regions) for it in blocks_in(row.op)]
         if found is None:
             known: dict[ir.Block, list[Work]] = {}
-            works = block_works(block, device, known)
-            found = self._works[key] = works, list(map(known.get, inner_blocks(block)))
+            works = block_works(block, device, known, rows)
+            found = self._works[key] = works, list(map(known.get, inside))
         if nested is not None:
-            for inner, its in zip(inner_blocks(block), found[1], strict=True):
+            for inner, its in zip(inside, found[1], strict=True):
                 if its is not None:
                     nested[inner] = its
         return found[0]
 
 
-def _key(block: ir.Block, device: Device) -> Hashable:
+def _key(block: ir.Block, device: Device, rows: Sequence[Row]) -> Hashable:
     """All that `block_works` depends on. Sharding rules are no part of it: only some blocks have
     them."""
-    recipe = block_recipe(block, ignored=SHARDING_RULE)
+    recipe = block_recipe(block, ignored=SHARDING_RULE, rows=rows)
     return device.efficiency is None, has_triton(device.name), recipe

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from alpa.dialects import ir, mpmd, stablehlo, terminator
+from alpa.dialects import ir, mpmd, stablehlo
 from alpa.dialects.attributes import FOLLOW, read_int
 from alpa.dialects.sharding import ShardingRule
+from alpa.passes.analysis.block_rows import Row, rows_of
 from alpa.passes.analysis.graph import has_effects, inner_blocks, type_bytes
 from alpa.passes.analysis.op_work import NOTHING, Work
 from alpa.passes.cost.collectives import LogicalMesh
@@ -59,9 +60,9 @@ class Op:
     """of one execution"""
 
     @classmethod
-    def of(cls, op: ir.OpView, work: Work = NOTHING) -> Op:
-        name = op.operation.name
-        return cls(op, name, tuple(op.operands), tuple(op.results), read_int(op, FOLLOW), work)
+    def of(cls, row: Row, work: Work = NOTHING) -> Op:
+        """An op that was read."""
+        return cls(*row, read_int(row.op, FOLLOW), work)
 
     @cached_property
     def types(self) -> tuple[ir.Type, ...]:
@@ -120,19 +121,22 @@ class OpReader:
         """The ops of a block but its terminator."""
 
         def make() -> list[Op]:
-            ops = list(block.operations)[:-1]
-            return [Op.of(*each) for each in zip(ops, self._works(block), strict=True)]
+            rows = self._rows(block)
+            return list(map(Op.of, rows[:-1], self._works(block, rows)))
 
         return self.kept.once(("ops", block), make)
 
-    def _works(self, block: ir.Block) -> list[Work]:
+    def _rows(self, block: ir.Block) -> list[Row]:
+        return self.kept.once(("rows", block), lambda: rows_of(block))
+
+    def _works(self, block: ir.Block, rows: Sequence[Row]) -> list[Work]:
         """The work of each op of a block but its terminator."""
         if block in self.known:
             return self.known[block][:-1]
         # A branch may read values from around it, whose types its recipe lacks.
         if not isinstance(block.owner, mpmd.FragmentOp):
-            return block_works(block, self.device, self.known)
-        works = self.works.of(block, self.device, self.known)
+            return block_works(block, self.device, self.known, rows)
+        works = self.works.of(block, self.device, self.known, rows)
         self.known[block] = [*works, NOTHING]
         return works
 
@@ -145,7 +149,7 @@ class OpReader:
 
     def end(self, block: ir.Block) -> Op:
         """The terminator of a block."""
-        return self.kept.once(("end", block), lambda: Op.of(terminator(block)))
+        return self.kept.once(("end", block), lambda: Op.of(self._rows(block)[-1]))
 
     def rule(self, op: Op) -> ShardingRule | None:
         """The sharding rule of an op, without what XLA gets wrong. Raises PassError."""

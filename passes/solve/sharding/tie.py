@@ -60,10 +60,8 @@ def _tied(usages: Sequence[Usage], node_class: Sequence[int]) -> tuple[Usage, ..
     for usage in usages:
         key = usage.nodes, id(usage.bytes)  # Most usages are those of another time.
         if key not in made:
-            nodes, held = (
-                tuple(dict.fromkeys([node_class[node] for node in usage.nodes])),
-                usage.bytes,
-            )
+            nodes = tuple(dict.fromkeys([node_class[node] for node in usage.nodes]))
+            held = usage.bytes
             if len(nodes) < held.ndim:
                 held = diagonals.setdefault(id(held), np.diagonal(held))
             made[key] = nodes, held
