@@ -186,4 +186,4 @@ class OpReader:
     def deferrable(self, block: ir.Block, results: Sequence[int]) -> set[ir.Value]:
         """The values of a fragment that may stay unreduced (`sums.deferrable`)."""
         key = ("deferrable", block, *results)
-        return self.kept.once(key, lambda: sums.deferrable(block, results))
+        return self.kept.once(key, lambda: sums.deferrable(block, results, self._rows(block)))

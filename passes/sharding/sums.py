@@ -23,9 +23,10 @@ from math import inf, prod
 
 import numpy as np
 
-from alpa.dialects import ir, stablehlo, terminator
+from alpa.dialects import ir, stablehlo
 from alpa.dialects.sharding import Mesh, Sharding
-from alpa.passes.analysis.graph import combiner
+from alpa.passes.analysis.block_rows import Row, rows_of
+from alpa.passes.analysis.graph import combiner, read_inside
 from alpa.passes.cost.collectives import LogicalMesh, all_reduce, reduce_scatter
 from alpa.passes.cost.reshard import Layout, ReshardTable
 from alpa.passes.sharding.strategies import Strategy, local_elements
@@ -156,29 +157,31 @@ def matrix_with_sums(
 _LINEAR = (stablehlo.NegOp, stablehlo.ReshapeOp, stablehlo.TransposeOp)
 
 
-def deferrable(block: ir.Block, results: Sequence[int]) -> set[ir.Value]:
+def deferrable(
+    block: ir.Block, results: Sequence[int], rows: Sequence[Row] | None = None
+) -> set[ir.Value]:
     """The values of a fragment that may stay unreduced.
 
     They flow only through linear ops, and only into `results`: the numbers of the fragment's
-    results that are added up over the micro-batches.
+    results that are added up over the micro-batches. `rows` are those of the block, if they have
+    been read.
     """
-    found: set[ir.Value] = set()
-    end = terminator(block)
+    found, passed, reduced = set[ir.Value](), set[ir.Value](), set[ir.Value]()
+    *rows, end = rows_of(block) if rows is None else rows
     wanted = set(results)
-
-    def passes_on(use: ir.OpOperand) -> bool:
-        user = use.owner
-        if user == end:
-            return use.operand_number in wanted
-        if not user.results:
-            return False  # The end of a branch that returns the value.
-        return user.results[0] in found and use.operand_number in linear_operands(user)
-
-    for op in reversed(list(block.operations)):
-        for value in op.results:
-            uses = list(value.uses)
-            if uses and all(map(passes_on, uses)):
-                found.add(value)
+    for number, value in enumerate(end.operands):
+        (passed if number in wanted else reduced).add(value)
+    for op, _, operands, made in reversed(rows):
+        stay = [value for value in made if value in passed and value not in reduced]
+        found.update(stay)
+        linear = linear_operands(op) if made and made[0] in found else ()
+        if linear:
+            passed.update([operands[i] for i in linear])
+            reduced.update([value for i, value in enumerate(operands) if i not in linear])
+        else:
+            reduced.update(operands)
+        if len(op.regions):
+            reduced.update(read_inside(op))
     return found
 
 
