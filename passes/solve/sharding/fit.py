@@ -61,17 +61,18 @@ def without_oversized(problem: Problem, *, settings: Settings = DEFAULT) -> Prob
     least = {v: _least(s, costs[v]) for v, s in over_time.items()}
     change = np.zeros(len(memory.times) + 1)
     for node, span in over_time.items():
-        change[span.cuts] += np.diff(least[node], prepend=0.0, append=0.0)
+        change[span.cuts] += np.diff(np.concatenate([[0.0], least[node], [0.0]]))
     room = problem.memory_limit - np.cumsum(change)[:-1]
     rounding = settings.tuning.bytes_rounding * problem.memory_limit
     waiting = set(over_time)
     while True:
         _check(problem, memory, room, rounding)
         again: set[int] = set()
+        # The last cut may lie behind the last time.
+        until_end = np.append(room, inf)
         for node in sorted(waiting):
             span = over_time[node]
-            # The last cut may lie behind the last time.
-            tight = np.minimum.reduceat(np.append(room, inf), span.cuts)[:-1]
+            tight = np.minimum.reduceat(until_end, span.cuts)[:-1]
             above = span.held - least[node][:, None]
             fits = (above <= tight[:, None] + rounding).all(axis=0)
             if (np.isfinite(costs[node]) & ~fits).any():

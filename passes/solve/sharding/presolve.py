@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -36,6 +37,8 @@ from alpa.passes.solve.sharding.problem import (
     with_strategies,
 )
 from alpa.passes.solve.sharding.settings import DEFAULT, Settings, Step
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +87,8 @@ class Reduction:
         self._held = _distinct_usages(problem)
         self._blamed: dict[int, set[int]] = {v: set() for v in self.costs}
         """nodes that are gone or forbade strategies here: who to name when none is left"""
+        self._found: dict[Hashable, Any] = {}
+        """by function and matrix, see `_once`"""
         self._changed: set[frozenset[int]] = set()
         """edges that may not be normalised any more"""
         self._waiting: deque[int] = deque()
@@ -194,9 +199,10 @@ class Reduction:
         """Moves what one end decides alone out of an edge, and drops an edge that is then empty."""
         self._changed.discard(frozenset((source, target)))
         costs = self.edges[source][target]
-        rest = self._pull(source, target, costs)
-        rest = self._pull(target, source, rest.T).T
-        if rest.max() <= self._tuning.matrix_rounding * _scale(costs):
+        rows, columns, rest, most, scale = self._once(_normalised, costs)
+        self._charge(source, target, rows)
+        self._charge(target, source, columns)
+        if most <= self._tuning.matrix_rounding * scale:
             self._drop_edge(source, target)
         else:
             self.edges[source][target] = rest
@@ -205,20 +211,21 @@ class Reduction:
             if self.costs[node].max() == inf:
                 self.drop_forbidden(node)
 
-    def _pull(self, node: int, other: int, costs: np.ndarray) -> np.ndarray:
-        """Moves the row minima of the matrix ``[node, other]`` into the node's costs."""
-        least = costs.min(axis=1)
-        if not least.any():
-            return costs
-        self.costs[node] = self.costs[node] + least
-        # A row without an allowed partner makes the node's cost infinite and is 0 from then on.
-        forbidden = least == inf
-        if forbidden.any():
-            costs = np.where(forbidden[:, None], 0.0, costs)
-            least = np.where(forbidden, 0.0, least)
+    def _charge(self, node: int, other: int, costs: np.ndarray | None) -> None:
+        """Adds to the costs of a node's strategies; inf if the other node has no partner for it."""
+        if costs is None:
+            return
+        self.costs[node] = self.costs[node] + costs
+        if costs.max() == inf:
             self._blamed[node] |= {other, *self._blamed[other]}
             self._wake(node)
-        return costs - least[:, None]
+
+    def _once(self, function: Callable[[np.ndarray], T], costs: np.ndarray) -> T:
+        """A function of a matrix, found once for equal ones: of a program's layers, most are."""
+        key = function, costs.shape, costs.tobytes()
+        if key not in self._found:
+            self._found[key] = function(costs)
+        return self._found[key]
 
     def drop_dominated(self, node: int) -> bool:
         """Drops the strategies that another one is never worse than; of equals the first stays."""
@@ -230,7 +237,7 @@ class Reduction:
         for costs in self.edges[node].values():
             if not (excess >= 0).any():
                 return False
-            excess += _least_difference(costs)
+            excess += self._once(_least_difference, costs)
         worse = excess >= 0
         if node in self._held and worse.any():
             held = self._held[node]
@@ -378,6 +385,38 @@ def _without_gone(usage: Usage, number: Mapping[int, int], size: int) -> Usage:
     elif len(nodes) < len(usage.nodes):
         held = held.reshape(-1)
     return Usage(nodes=nodes, bytes=held, start=usage.start, stop=usage.stop)
+
+
+class _Normalised(NamedTuple):
+    """A matrix whose rows and then columns have lost what they cost at least."""
+
+    rows: np.ndarray | None
+    """what each row costs at least, inf if it is forbidden; None for nothing"""
+    columns: np.ndarray | None
+    rest: np.ndarray
+    """0 where a row or a column is forbidden"""
+    most: float
+    """of the rest"""
+    scale: float
+    """the largest absolute value before that is finite"""
+
+
+def _normalised(costs: np.ndarray) -> _Normalised:
+    rows, rest = _without_least(costs)
+    columns, rest = _without_least(rest.T)
+    return _Normalised(rows, columns, rest.T, rest.max(), _scale(costs))
+
+
+def _without_least(costs: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
+    """The least of each row, None if all are 0, and the matrix without it."""
+    least = costs.min(axis=1)
+    if not least.any():
+        return None, costs
+    forbidden = least == inf
+    if not forbidden.any():
+        return least, costs - least[:, None]
+    rest = np.where(forbidden[:, None], 0.0, costs) - np.where(forbidden, 0.0, least)[:, None]
+    return least, rest
 
 
 def _scale(costs: np.ndarray) -> float:

@@ -6,7 +6,7 @@ Memory is what the paper leaves to the stages: usages of nodes over time, and on
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -288,16 +288,20 @@ def with_edges_of_usages(problem: Problem) -> Problem:
 
 
 def with_strategies(usages: Iterable[Usage], kept: Sequence[np.ndarray]) -> tuple[Usage, ...]:
-    """Usages of the strategies that each node keeps; arrays that were one stay one."""
-    made: dict[tuple[tuple[int, ...], int], np.ndarray] = {}
+    """Usages of the strategies that each node keeps; arrays that were one and keep the same stay
+    one."""
+    made: dict[Hashable, np.ndarray] = {}
     fewer: list[Usage] = []
     for usage in usages:
         key = (usage.nodes, id(usage.bytes))
         held = made.get(key)
         if held is None:
-            first, *others = [kept[node] for node in usage.nodes]
-            held = usage.bytes[first[:, None], others[0]] if others else usage.bytes[first]
-            made[key] = held
+            mine = [kept[node] for node in usage.nodes]
+            like = (id(usage.bytes), *[strategies.tobytes() for strategies in mine])
+            if like not in made:
+                first, *others = mine
+                made[like] = usage.bytes[first[:, None], *others] if others else usage.bytes[first]
+            held = made[key] = made[like]
         fewer.append(Usage(nodes=usage.nodes, bytes=held, start=usage.start, stop=usage.stop))
     return tuple(fewer)
 

@@ -218,6 +218,7 @@ def test_infeasible_core_names_its_nodes():
         ([np.zeros(2)], [Edge(0, 0, np.zeros((2, 2)))], r"is a loop"),
         ([np.zeros(2), np.zeros(3)], [Edge(0, 1, np.zeros((3, 2)))], r"shape \(3, 2\)"),
         ([np.zeros(1), np.zeros(1)], [Edge(0, 1, np.array([[-inf]]))], r"NaN or -inf"),
+        ([np.zeros(1), np.zeros(2)], [Edge(0, 1, np.array([[inf, np.nan]]))], r"NaN or -inf"),
     ],
 )
 def test_check(nodes, edges, message):

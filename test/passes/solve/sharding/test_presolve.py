@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations, product
 from math import inf
 
 import numpy as np
@@ -96,6 +97,28 @@ def test_forbidden_pairs_in_domination():
     r = reduction([[0.0, 0.0], [0.0] * 3], Edge(0, 1, np.array([[0.0, inf, 0.0], [0.0, 1.0, 0.0]])))
     assert r.drop_dominated(0)
     assert r.strategies[0].tolist() == [1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_equal_edges_are_reduced_like_different_ones(seed):
+    """Layers repeat matrices; what is found of one holds for the others, turned round or not."""
+    random = np.random.default_rng(seed)
+    few = random.integers(0, 6, (3, 3, 3)).astype(float)
+    few[0, seed % 3, seed % 2] = inf
+    ends = list(combinations(range(5), 2))
+    edges = [
+        Edge(*ends[k][:: random.choice([-1, 1])], few[random.integers(3)]) for k in range(len(ends))
+    ]
+    costs = tuple(random.integers(0, 3, (5, 3)).astype(float))
+    problem = Problem(node_costs=costs, edges=tuple(edges))
+    best = min(map(problem.cost, product(range(3), repeat=5)))
+    r = Reduction(problem).run()
+    kept = sorted(r.costs)
+    lifted = [
+        r.lift(dict(zip(kept, choice, strict=True)))
+        for choice in product(*(r.strategies[v].tolist() for v in kept))
+    ]
+    assert min(map(problem.cost, lifted)) == best
 
 
 def test_degree_0_goes_into_the_constant():
