@@ -95,10 +95,10 @@ class Problem:
         for usage in self.usages:
             places.append((*usage.nodes, usage.start, usage.stop))
             arrays.append(usage.bytes)
-        found = hashlib.sha256()
-        for array in arrays:
-            found.update(repr((array.dtype.str, array.shape)).encode())
-            found.update(np.ascontiguousarray(array).tobytes())
+        # Many usages share an array, which is read once.
+        known = {id(array): array for array in arrays}
+        hashes = {key: _array_digest(array) for key, array in known.items()}
+        found = hashlib.sha256(b"".join([hashes[id(array)] for array in arrays]))
         counts = len(self.node_costs), len(self.edges)
         found.update(repr((counts, places, self.memory_limit)).encode())
         return found.digest()
@@ -162,6 +162,13 @@ class Problem:
     def num_variables(self) -> int:
         """Variables of the linearised ILP: one per strategy and one per pair on an edge."""
         return sum(c.size for c in self.node_costs) + sum(e.costs.size for e in self.edges)
+
+
+def _array_digest(array: np.ndarray) -> bytes:
+    """A hash of an array's numbers, shape and type."""
+    found = hashlib.sha256(repr((array.dtype.str, array.shape)).encode())
+    found.update(np.ascontiguousarray(array).tobytes())
+    return found.digest()
 
 
 Row = dict[tuple[int, ...], np.ndarray]

@@ -38,13 +38,21 @@ def tie(problem: Problem, color: Sequence[int]) -> tuple[Problem, list[int]]:
 
 def facts(problem: Problem) -> Iterator[tuple[tuple[int, ...], Hashable]]:
     """What is known of single nodes and of pairs: seconds and bytes, by their signatures."""
+    signatures: dict[int, bytes] = {}
+
+    def of(array: np.ndarray) -> bytes:
+        """Equal layers share most arrays."""
+        key = id(array)
+        if key not in signatures:
+            signatures[key] = _signature(array)
+        return signatures[key]
+
     for node, costs in enumerate(problem.node_costs):
-        yield (node,), ("seconds", _signature(costs))
+        yield (node,), ("seconds", of(costs))
     for edge in problem.edges:
-        yield (edge.source, edge.target), ("seconds", _signature(edge.costs))
-    held = {id(usage.bytes): _signature(usage.bytes) for usage in problem.usages}
+        yield (edge.source, edge.target), ("seconds", of(edge.costs))
     for usage in problem.usages:
-        yield usage.nodes, ("bytes", held[id(usage.bytes)])
+        yield usage.nodes, ("bytes", of(usage.bytes))
 
 
 def _signature(costs: np.ndarray) -> bytes:
