@@ -71,3 +71,26 @@ def test_calibration(tmp_path: Path) -> None:
     fifo = tmp_path / "cluster.toml"
     words = ["alpa.tools.alpa_calibrate", "--quick", "--check", str(fifo)]
     assert interrupted(words, fifo, to_one) == "alpa-calibrate: error: interrupted\n"
+
+
+def test_a_guarded_command_collects_no_garbage_at_its_end():
+    """That takes a while after a large plan. What is registered for the end still runs."""
+    text = """
+import atexit, gc, sys
+from alpa.tools.guard import guard
+
+class Ring:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        print("collected")
+
+guard("test")
+gc.disable()
+ring = Ring()
+del ring
+atexit.register(print, "ended")
+sys.exit(3)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "ended\n", "")
