@@ -24,10 +24,11 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from alpa.passes.solve.sharding.matrices import least_difference, normalised
 from alpa.passes.solve.sharding.problem import (
     Edge,
     InfeasibleError,
@@ -199,7 +200,7 @@ class Reduction:
         """Moves what one end decides alone out of an edge, and drops an edge that is then empty."""
         self._changed.discard(frozenset((source, target)))
         costs = self.edges[source][target]
-        rows, columns, rest, most, scale = self._once(_normalised, costs)
+        rows, columns, rest, most, scale = self._once(normalised, costs)
         self._charge(source, target, rows)
         self._charge(target, source, columns)
         if most <= self._tuning.matrix_rounding * scale:
@@ -237,7 +238,7 @@ class Reduction:
         for costs in self.edges[node].values():
             if not (excess >= 0).any():
                 return False
-            excess += self._once(_least_difference, costs)
+            excess += self._once(least_difference, costs)
         worse = excess >= 0
         if node in self._held and worse.any():
             held = self._held[node]
@@ -385,58 +386,3 @@ def _without_gone(usage: Usage, number: Mapping[int, int], size: int) -> Usage:
     elif len(nodes) < len(usage.nodes):
         held = held.reshape(-1)
     return Usage(nodes=nodes, bytes=held, start=usage.start, stop=usage.stop)
-
-
-class _Normalised(NamedTuple):
-    """A matrix whose rows and then columns have lost what they cost at least."""
-
-    rows: np.ndarray | None
-    """what each row costs at least, inf if it is forbidden; None for nothing"""
-    columns: np.ndarray | None
-    rest: np.ndarray
-    """0 where a row or a column is forbidden"""
-    most: float
-    """of the rest"""
-    scale: float
-    """the largest absolute value before that is finite"""
-
-
-def _normalised(costs: np.ndarray) -> _Normalised:
-    rows, rest = _without_least(costs)
-    columns, rest = _without_least(rest.T)
-    return _Normalised(rows, columns, rest.T, rest.max(), _scale(costs))
-
-
-def _without_least(costs: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
-    """The least of each row, None if all are 0, and the matrix without it."""
-    least = costs.min(axis=1)
-    if not least.any():
-        return None, costs
-    forbidden = least == inf
-    if not forbidden.any():
-        return least, costs - least[:, None]
-    rest = np.where(forbidden[:, None], 0.0, costs) - np.where(forbidden, 0.0, least)[:, None]
-    return least, rest
-
-
-def _scale(costs: np.ndarray) -> float:
-    """The largest absolute value of a matrix that is finite."""
-    most = costs.max()
-    if most < inf:
-        return max(most, -costs.min())
-    return np.abs(costs).max(initial=0.0, where=costs < inf)
-
-
-def _least_difference(costs: np.ndarray) -> np.ndarray:
-    """``[a, b]``: min over j of ``costs[a, j] - costs[b, j]``, where forbidden counts as inf.
-
-    Where a is forbidden b cannot be worse; where only b is, it is infinitely worse. Where a is
-    forbidden throughout the result is large instead of inf, for it is added to such -inf.
-    """
-    # The least of whole matrices, one per j, is found faster than that of many short rows.
-    costs = np.ascontiguousarray(costs.T)
-    forbidden = costs == inf
-    if not forbidden.any():
-        return (costs[:, :, None] - costs[:, None, :]).min(axis=0)
-    difference = np.where(forbidden, 0.0, costs)[:, :, None] - costs[:, None, :]
-    return np.where(forbidden[:, :, None], 1e300, difference).min(axis=0)
