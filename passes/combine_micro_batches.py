@@ -81,10 +81,9 @@ from alpa.dialects.attributes import (
     micro_batches_of,
     read_results,
 )
-from alpa.passes.analysis.graph import Graph, replace_op, shape
+from alpa.passes.analysis.graph import Graph, replace_op, shape, splat
 from alpa.passes.analysis.input_checks import check_input, check_unplanned
 from alpa.passes.analysis.micro_batches.relate import relate
-from alpa.passes.analysis.micro_batches.shapes import splat_of
 from alpa.passes.analysis.micro_batches.whole import strip_whole
 from alpa.passes.analysis.op_kinds import ARITHMETIC
 from alpa.passes.analysis.roles import Roles, infer_roles
@@ -212,7 +211,7 @@ def _report_sizes(graph: Graph, roles: Roles, remark: Remark) -> None:
         (number, op.location)
         for op in graph.ops
         if isinstance(op, stablehlo.ConstantOp)
-        and (number := splat_of(op.attributes["value"])) is not None
+        and (number := splat(op.results[0])) is not None
         and number in sizes
         and number > 2  # Smaller ones are everywhere.
     ]

@@ -179,3 +179,14 @@ func.func public @marked(%w: tensor<3xf32> {alpa.role = "state"}, %x: tensor<4x3
   %3 = stablehlo.subtract %w, %1 : tensor<3xf32>
   return %3 : tensor<3xf32>
 }
+
+// -----
+
+// A complex number is no size of a batch.
+// CHECK-LABEL: func.func public @complex
+// CHECK: stablehlo.constant dense<(4.000000e+00,0.000000e+00)> : tensor<4xcomplex<f32>>
+func.func public @complex(%x: tensor<4xcomplex<f32>> {alpa.role = "batch", alpa.batch_dim = 0 : i64}) -> (tensor<4xcomplex<f32>> {alpa.result = "concat:0"}) {
+  %c = stablehlo.constant dense<(4.0, 0.0)> : tensor<4xcomplex<f32>>
+  %0 = stablehlo.multiply %x, %c : tensor<4xcomplex<f32>>
+  return %0 : tensor<4xcomplex<f32>>
+}
