@@ -23,6 +23,7 @@ from alpa.tools.server.requests import answer_all
 
 _SOLVERS = (
     "alpa.passes.solve.layers.layer_dp",
+    "alpa.passes.solve.layers.narrow",
     "alpa.passes.solve.sharding.ilp",
     "alpa.passes.solve.sharding.pareto",
     "alpa.passes.solve.tapas.search",
