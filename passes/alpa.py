@@ -17,7 +17,7 @@ The first four run once. The other four run on a copy of the layers for each can
 * **Schedules.** With `schedule=auto`, 1F1B is planned first. Then stages are found for every other
   schedule, and their step is estimated, by simulation for all but GPipe. One micro-batch, forwards
   alone and stages on one mesh take the same time under every schedule, and are not planned again.
-  Of the other stages, those that predict a shorter step than the best plan so far become a plan,
+  Of the other stages, those that predict at most 5 % more than the best plan so far become a plan,
   the shortest first. The best plan names the schedule that comes second, by its predicted step or,
   if it was not finished, by its estimate. If a schedule splits backwards, `split-backward` runs
   before `insert-cross-mesh-reshard`, which predicts the step. For `terapipe`, stages are cut as for

@@ -344,7 +344,8 @@ def _count_kept(module: ir.Module) -> None:
                 f"there: under {label(plan.schedule)} it keeps values for the weight gradients of "
                 f"{left} micro-batches; use 1f1b, smaller micro-batches, or more devices",
                 # The memory that stages are cut by knows nothing of what is kept.
-                missing=(peaks[-1] - peak) / memory,
+                missing=peaks[-1] / memory - 1,
+                unseen=(peaks[-1] - peak) / memory,
             )
     replace(plan, predicted_peak_bytes=tuple(peaks)).write(function)
 

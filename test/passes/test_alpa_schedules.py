@@ -14,6 +14,8 @@ from alpa import passes
 from alpa.dialects import ir, main_function, parse
 from alpa.dialects.plan import Plan
 from alpa.passes.alpa import Alpa
+from alpa.passes.base import NoRoomError, Remark
+from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.plan.table import headlines
 from alpa.passes.schedules.planned import OTHERS
@@ -128,3 +130,20 @@ def test_where_all_schedules_are_the_same_only_the_first_ones_are_planned(
     assert report.schedule == "1f1b"
     assert {it.schedule for it in tried} <= {"1f1b", "gpipe"}
     assert report.runner_up == ""
+
+
+@pytest.mark.parametrize("unseen", [0.0, 0.9])
+def test_no_more_than_all_memory_is_reserved(
+    monkeypatch: pytest.MonkeyPatch, unseen: float
+) -> None:
+    """Stages that never fit end in their own error, not in one about the reserve."""
+    refused: list[float] = []
+
+    def run(self: IlpShardAnnotate, module: ir.Module, remark: Remark) -> None:
+        refused.append(unseen)
+        raise NoRoomError(main_function(module), "needs more", missing=0.4, unseen=unseen)
+
+    monkeypatch.setattr(IlpShardAnnotate, "run", run)
+    with pytest.raises(NoRoomError, match=r"^needs more$"):
+        planned(f"{FOUR_MESHES} num-micro-batches=8 schedule=1f1b")
+    assert len(refused) > 1
