@@ -6,9 +6,9 @@ is the least sum of a with which layers k.. form s stages on the last d devices.
 what else the table tracks, and looks for the bounds.
 
 Three things keep it small. Devices are counted in the largest unit of which each submesh has a
-whole number. Stages that another one on an equal submesh replaces are left out. And only numbers of
-devices are tried that leave enough of them for the layers before and behind, where hosts of one
-kind are all used: near the best cut, few are idle.
+whole number. Only possible stages at possible places are held (`entries.py`). And where hosts of
+one kind are all used, only numbers of devices are tried that leave enough of them for the layers
+before and behind: near the best cut, these are few.
 """
 
 from __future__ import annotations
