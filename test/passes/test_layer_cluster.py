@@ -30,6 +30,7 @@ from alpa.passes.layer_cluster import LayerCluster
 from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
 from alpa.runtime.pjrt import compile_module
 from alpa.runtime.reference import compare
+from test.residual_blocks import train, weights
 
 PIPELINES = (
     "simplify-trivial-ops,layer-cluster{num-layers=3}",
@@ -780,21 +781,8 @@ def test_a_fixed_number_of_stages_makes_more_layers(stages: int, layers: int) ->
 def test_many_equal_blocks_become_small_equal_layers() -> None:
     """20 blocks of two halves: each half is a layer where 72 are allowed, and else 16 are made."""
 
-    def half(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
-        return x + jnp.tanh(x @ w) @ v
-
-    def step(state: Any, x: jax.Array) -> Any:
-        def loss(weights: Any) -> jax.Array:
-            y = x
-            for w, v in weights:
-                y = half(half(y, w, v), w, v)
-            return jnp.mean(y**2)
-
-        grads = jax.grad(loss)(state)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), loss(state)
-
-    state = [(random(i, 8, 16), random(i, 16, 8)) for i in range(20)]
-    text = jax.jit(step).lower(state, random(0, 4, 8)).as_text(debug_info=True)
+    x = random(0, 4, 8)
+    text = jax.jit(train).lower(weights(20), x).as_text(debug_info=True)
 
     def layers(most: int) -> list[list[str]]:
         module = parse(text)
