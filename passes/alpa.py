@@ -118,10 +118,10 @@ from alpa.passes.workers import Workers
 
 _TO_LAYERS = (ImportHlo, CombineMicroBatches, SimplifyTrivialOps, SplitLoops, LayerCluster)
 _MOST_LAYERS = 72
-"""So a model of 32 blocks is cut into its attentions and feed-forward parts, and one of 48 into its
-blocks. GPT-39B on 64 V100s is predicted at 91.6 s so, at 89.5 s with the former, which takes twice
-the time of the search, and at 103.1 s with 16 layers."""
+"""The halves of the blocks of a transformer with 32, and the blocks of one with 48."""
 _LAYERS_TIMES_DEVICES = 50 * 64
+"""GPT-39B on 64 V100s is predicted at 91.6 s per step if it is cut into its 48 blocks. The halves
+of its blocks take twice the time of the search for 89.5 s, and 16 layers give 103.1 s."""
 _TO_PLAN = (PlaceGradientReductions, IlpShardAnnotate, InsertCrossMeshReshard)
 STEPS: tuple[type[Pass], ...] = (*_TO_LAYERS, StageMeshPartition, *_TO_PLAN)
 """The passes in their order."""

@@ -289,7 +289,7 @@ class PlanSearch:
             except NoRoomError as error:
                 refused = refused or error
                 missing = (error.missing or 0.0) + _MORE
-                if error.unseen:
+                if error.unseen:  # Estimates leave memory free: all of it would be too much.
                     reserve += max(missing, error.unseen / 3)
                 else:
                     reserve += max(reserve, missing)

@@ -57,8 +57,8 @@ from alpa.passes.solve.stages.stage_table import Table
 _ROUNDING = 1e-12
 """A box is closed if it can improve the best objective by at most this relative amount."""
 _WORTH = 1.1
-"""Numbers of stages are left out with which T is at least so many times the best one. Cuts that are
-found on the way may take less in a simulation than the cut of least T, but not by that much."""
+"""Numbers of stages are left out with which T is at least so many times the best one. The caller
+simulates all cuts that were found; one whose T is too long by more than that is not among them."""
 
 
 def solve(problem: Problem) -> Solution:
