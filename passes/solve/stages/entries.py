@@ -68,6 +68,8 @@ class Entries:
     a: np.ndarray
     b: np.ndarray
     u: np.ndarray
+    step: np.ndarray
+    """what T of a cut with it is at least"""
 
     def at(self, index: np.ndarray) -> Entries:
         """Some of them."""

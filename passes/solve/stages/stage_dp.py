@@ -20,6 +20,9 @@ The bounds are not enumerated one by one (eq. 4) but by branch and bound over bo
 u_max): F of a box's upper corner plus the costs of its lower corner bounds every solution in the
 box. The result is optimal for the given costs, up to a relative 1e-12.
 
+It begins with the best cut whose stages end with every fourth layer, found in the same way. Only
+stages that may be in a better cut are looked at then (`step_bounds.py`).
+
 For serving (AlpaServe), ``minimise="throughput"`` minimises max_i b_i, the time between two
 results, and breaks ties by the smallest sum of a: it evaluates F for the smallest bound that admits
 a cut, which it finds by bisection. This is exact, too.
@@ -56,6 +59,8 @@ from alpa.passes.solve.stages.stage_table import Table
 
 _ROUNDING = 1e-12
 """A box is closed if it can improve the best objective by at most this relative amount."""
+_APART = 4
+"""Layers between those with which stages of the first cut may end."""
 _WORTH = 1.1
 """Numbers of stages are left out with which T is at least so many times the best one. The caller
 simulates all cuts that were found; one whose T is too long by more than that is not among them."""
@@ -66,17 +71,50 @@ def solve(problem: Problem) -> Solution:
     problem.check()
     if problem.equal_layers:
         return _best_of_equal(problem)
+    first = _first(problem)
     is_open = problem.num_stages is None and problem.given is None
-    return (
-        _best_of_numbers(problem) if is_open and needs_number(problem.schedule) else _solve(problem)
-    )
+    if is_open and needs_number(problem.schedule):
+        return _best_of_numbers(problem, first)
+    if first is None:
+        return _solve(problem)
+    better = _solve(problem, first.objective)
+    return _best([first] if better is None else [first, better])
 
 
-def _best_of_numbers(problem: Problem) -> Solution:
+def _first(problem: Problem) -> Solution | None:
+    """The best cut whose stages end with every `_APART`-th layer, counted from the last one; None
+    if there is none, or if it says nothing: of given meshes, fewest bytes are best."""
+    layers = problem.num_layers
+    ends = list(range(layers - 1, -1, -_APART)[::-1])
+    if len(ends) == layers or problem.minimise != "step" or problem.given is not None:
+        return None
+    firsts = [0, *(end + 1 for end in ends[:-1])]
+    runs = np.ix_(firsts, ends)
+    try:
+        found = solve(
+            replace(
+                problem,
+                t=problem.t[runs],
+                u=problem.u[runs],
+                max_in_flight=problem.max_in_flight[runs],
+                c=problem.c[firsts],
+                back=problem.back[ends],
+            )
+        )
+    except NoCutError:
+        return None
+    cuts = [
+        tuple(replace(stage, first=firsts[stage.first], last=ends[stage.last]) for stage in cut)
+        for cut in (found.stages, *found.others)
+    ]
+    return replace(found, stages=cuts[0], others=tuple(cuts[1:]))
+
+
+def _best_of_numbers(problem: Problem, first: Solution | None) -> Solution:
     """The best cut of all numbers of stages, under a schedule whose memory depends on them."""
-    found: list[Solution] = []
+    found: list[Solution] = [] if first is None else [first]
     refused: NoCutError | None = None
-    enough = inf
+    enough = inf if first is None else _WORTH * first.objective
     for count in range(1, min(problem.num_layers, problem.num_devices) + 1):
         try:
             cut = _solve(replace(problem, num_stages=count), enough)
@@ -147,10 +185,11 @@ def _solve(problem: Problem, enough: float) -> Solution | None: ...
 
 def _solve(problem: Problem, enough: float = inf) -> Solution | None:
     """The best cut; None if it is known that none is better than `enough`."""
-    table = Table(problem)
     if problem.minimise == "step":
+        table = Table(problem, enough)
         stages = _shortest_step(problem, table, enough)
     else:
+        table = Table(problem)
         stages = _highest_throughput(table)
     if stages is None and enough < inf:
         return None
@@ -190,31 +229,39 @@ def _shortest_step(problem: Problem, table: Table, enough: float) -> tuple[Stage
     best: tuple[float, tuple[Stage, ...]] = (enough, ())
     # Where their number is open, T weighs alike for all numbers of stages (`needs_number`).
     each_b, each_u, each = problem.weights(problem.counted_stages or 1)
-    # A box holds the solutions whose maxima are in b_values[b0:b1] and u_values[u0:u1].
-    boxes = [(-inf, 0, b_values.size, 0, u_values.size)]
     sums = _Sums()
+
+    def room(total: float, b_least: float, u_least: float) -> tuple[int, int]:
+        """How many values of b and of u a better cut with this sum, or a larger one, may have as
+        its maxima. The others: what max b and max u count in T at least."""
+        left = best[0] - each * total
+        most_b = (left - u_least) / each_b if each_b else inf
+        return _below(b_values, most_b), _below(u_values, (left - b_least) / each_u)
+
+    # A box holds the solutions whose maxima are in b_values[b0:b1] and u_values[u0:u1], and whose
+    # sum is at least `total`.
+    boxes = [(-inf, 0.0, 0, b_values.size, 0, u_values.size)]
     while boxes:
-        bound, b0, b1, u0, u1 = heapq.heappop(boxes)
+        bound, total, b0, b1, u0, u1 = heapq.heappop(boxes)
         limit = best[0] - _ROUNDING * abs(best[0]) if best[0] < inf else inf
         if bound >= limit:
             break
-        corner = float(b_values[b1 - 1]), float(u_values[u1 - 1])
-        least = each_b * float(b_values[b0]) + each_u * float(u_values[u0])
-        if each * sums.least(*corner) + least >= limit:
+        b_least, u_least = each_b * float(b_values[b0]), each_u * float(u_values[u0])
+        b1, u1 = map(min, (b1, u1), room(total, b_least, u_least))
+        if b0 >= b1 or u0 >= u1:
             continue
-        stages = table.cut(*corner)
+        corner = float(b_values[b1 - 1]), float(u_values[u1 - 1])
+        if each * sums.least(*corner) + b_least + u_least >= limit:
+            continue
+        stages = table.cut(*corner, limit)
         if stages is None:
             sums.add(*corner, inf)
             continue
         best = min(best, (problem.objective(stages), stages), key=lambda found: found[0])
         b_max, u_max, total = problem.maxima(stages)
         sums.add(*corner, total)
-        # What is better has a maximum that leaves room for this sum, the least in the box.
-        left = best[0] - each * total
-        most_b = (left - each_u * float(u_values[u0])) / each_b if each_b else inf
-        b1 = min(b1, _below(b_values, most_b))
-        u1 = min(u1, _below(u_values, (left - each_b * float(b_values[b0])) / each_u))
-        # And one of its maxima is smaller than that of these stages.
+        b1, u1 = map(min, (b1, u1), room(total, b_least, u_least))
+        # One of its maxima is smaller than that of these stages.
         b_at, u_at = min(b1, _below(b_values, b_max)), min(u1, _below(u_values, u_max))
         b_middle, u_middle, b_same = (b0 + b_at) // 2, (u0 + u_at) // 2, max(b0, b_at)
         parts = (
@@ -226,7 +273,8 @@ def _shortest_step(problem: Problem, table: Table, enough: float) -> tuple[Stage
         for b_from, b_to, u_from, u_to in parts:
             if b_from < b_to and u_from < u_to:
                 least = each_b * float(b_values[b_from]) + each_u * float(u_values[u_from])
-                heapq.heappush(boxes, (each * total + least, b_from, b_to, u_from, u_to))
+                part = (each * total + least, total, b_from, b_to, u_from, u_to)
+                heapq.heappush(boxes, part)
     return best[1] or None
 
 

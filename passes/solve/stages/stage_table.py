@@ -5,10 +5,11 @@
 is the least sum of a with which layers k.. form s stages on the last d devices. `stage_dp.py` says
 what else the table tracks, and looks for the bounds.
 
-Three things keep it small. Devices are counted in the largest unit of which each submesh has a
-whole number. Only possible stages at possible places are held (`entries.py`). And where hosts of
-one kind are all used, only numbers of devices are tried that leave enough of them for the layers
-before and behind: near the best cut, these are few.
+Four things keep it small. Only stages that may be in a better cut than a known one are looked at
+(`step_bounds.py`). Devices are counted in the largest unit of which each submesh has a whole
+number. Only possible stages at possible places are held (`entries.py`). And where hosts of one kind
+are all used, only numbers of devices are tried that leave enough of them for the layers before and
+behind: near the best cut, these are few.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 from alpa.passes.solve.stages.entries import MOVED, NOWHERE, Entries, Times
 from alpa.passes.solve.stages.placement import Group
 from alpa.passes.solve.stages.problem import OTHER, Given, Problem, Stage
+from alpa.passes.solve.stages.step_bounds import StepBounds
 
 
 def _in_units(problem: Problem) -> Problem:
@@ -73,7 +75,8 @@ class Table:
     counts devices, or given meshes.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, enough: float = inf) -> None:
+        """Of cuts of less than `enough` seconds."""
         problem = self._problem = _in_units(problem)
         layers, given = problem.num_layers, problem.given
         self._width = problem.num_devices if given is None else len(given.far)
@@ -85,6 +88,7 @@ class Table:
         number = {kinds[m]: g for g, m in enumerate(firsts)}
         self._kind = np.array([number[kind] for kind in kinds])
         self._sizes = [problem.sizes[m] if given is None else 1 for m in firsts]
+        self._enough = enough
         # Memory that every stage needs; what depends on the number of stages is in `_admitted`.
         if given is not None:
             least = np.array([problem.in_flight(self._width - q) for q in given.mesh_of])
@@ -148,26 +152,36 @@ class Table:
 
     def _every_entry(self) -> Entries:
         """All possible stages at all places."""
-        i, j, m = np.nonzero(self._admitted)
-        order = np.lexsort((self._kind[m], i))
-        i, j, m = i[order], j[order], m[order]
+        problem, sizes = self._problem, np.array(self._sizes)
+        by_kind = self._kind.argsort(kind="stable")  # as in `Entries`
+        i, j, m = np.nonzero(self._admitted[:, :, by_kind])
+        m = by_kind[m]
+        step = StepBounds(problem, self._width)
+        if self._enough < inf:
+            t, u = problem.t[i, j, m], problem.u[i, j, m]
+            least = step.of(i, j, sizes[self._kind[m]], t[:, None], t[:, None], u)
+            useful = least[:, 0] < self._enough
+            i, j, m = i[useful], j[useful], m[useful]
         g = self._kind[m]
         useful = self._leaves_enough(i, j, g, self._devices(i, j, g))
-        i, j, m = i[useful], j[useful], m[useful]
+        i, j, m, g = i[useful], j[useful], m[useful], g[useful]
         a, b = self._seconds(lambda times: times.at(i, j, m))
-        stage, place = (x.ravel() for x in np.indices(a.shape))
-        i, j, m = i[stage], j[stage], m[stage]
-        entries = Entries(
-            i=i,
-            j=j,
-            g=self._kind[m],
+        u = problem.u[i, j, m]
+        least = step.of(i, j, sizes[g], a, b, u)
+        stage, place = np.nonzero(least < self._enough)
+        order = np.lexsort((-a[stage, place], g[stage], i[stage]))
+        stage, place = stage[order], place[order]
+        return Entries(
+            i=i[stage],
+            j=j[stage],
+            g=g[stage],
             place=place,
-            admitted=self._admitted[i, j, m],
-            a=a.ravel(),
-            b=b.ravel(),
-            u=self._problem.u[i, j, m],
+            admitted=self._admitted[i, j, m][stage],
+            a=a[stage, place],
+            b=b[stage, place],
+            u=u[stage],
+            step=least[stage, place],
         )
-        return entries.at(np.lexsort((-entries.a, entries.g, entries.i)))
 
     def _seconds(self, found: Callable[[Times], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """a and b of stages (`Problem.a`, `Problem.b`)."""
@@ -229,11 +243,14 @@ class Table:
             behind = OTHER
         return 3 * before + behind
 
-    def cut(self, b_max: float, u_max: float) -> tuple[Stage, ...] | None:
-        """The cut of least sum of a under the bounds; None if there is none."""
+    def cut(self, b_max: float, u_max: float, enough: float = inf) -> tuple[Stage, ...] | None:
+        """The cut of least sum of a under the bounds; None if there is none. Stages of which no cut
+        takes less than `enough` seconds need not be looked at."""
         self.evaluations += 1
         layers, every = self._problem.num_layers, self._entries
-        allowed = np.flatnonzero((every.b <= b_max) & (every.u <= u_max))
+        allowed = np.flatnonzero((every.b <= b_max) & (every.u <= u_max) & (every.step < enough))
+        if not allowed.size:
+            return None
         stages = every.i[allowed], every.j[allowed], every.g[allowed]
         low, high = devices = self._devices(*stages)
         if low[0] > high[0]:

@@ -1,0 +1,67 @@
+"""What a step takes at least if a cut has a certain stage: most stages can be in no good cut.
+
+Of the stages before and behind, only the layers and the seconds count, not how many devices are
+left for them. Let a(0..i) be the least sum of a with which stages cover the layers before layer i,
+and w(0..i) the least sum of b times devices, its *work*. All D devices are busy with the slowest
+stage at most, so that
+
+    max b >= max(b, (w before + b times devices + w behind) / D)
+    T >= e (a before + a + a behind) + v ((B - e) max b + max(u, the least u of any stage))
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+
+from alpa.passes.solve.stages.problem import Problem
+
+
+class StepBounds:
+    """Lower bounds of T by the stages that a cut has (`Problem`)."""
+
+    def __init__(self, problem: Problem, devices: int) -> None:
+        self._layers, self._devices = problem.num_layers, devices
+        # Where their number is open, T weighs alike for all numbers of stages (`needs_number`).
+        self._weights = problem.weights(problem.counted_stages or 1)
+
+    def of(
+        self,
+        i: np.ndarray,
+        j: np.ndarray,
+        size: np.ndarray,
+        a: np.ndarray,
+        b: np.ndarray,
+        u: np.ndarray,
+    ) -> np.ndarray:
+        """Of stages in places, [stage, place], if cuts consist of these.
+
+        Args:
+            i: the first layers, [stage]; ascending, and so are the last ones of the same first.
+            j: the last layers.
+            size: devices.
+            a: seconds [stage, place], or less.
+            b: the same.
+            u: seconds [stage].
+        """
+        if not i.size:
+            return a
+        each_b, each_u, each = self._weights
+        work = self._around(i, j, b * size[:, None]) / self._devices
+        with np.errstate(invalid="ignore"):  # 0 * inf: it is in no cut
+            slowest = each_b * np.maximum(b, work) + each_u * np.maximum(u, u.min())[:, None]
+        return each * self._around(i, j, a) + slowest
+
+    def _around(self, i: np.ndarray, j: np.ndarray, least: np.ndarray) -> np.ndarray:
+        """The least sum over the stages of a cut with each one, [stage, place]."""
+        layers = self._layers
+        alone = np.full((layers, layers), inf)
+        begins = np.flatnonzero(np.diff(i * layers + j, prepend=-1))
+        alone[i[begins], j[begins]] = np.minimum.reduceat(least.min(axis=1), begins)
+        before, behind = np.zeros(layers + 1), np.zeros(layers + 1)
+        for k in range(layers):
+            before[k + 1] = (before[: k + 1] + alone[: k + 1, k]).min()
+        for k in reversed(range(layers)):
+            behind[k] = (alone[k, k:] + behind[k + 1 :]).min()
+        return least + (before[i] + behind[j + 1])[:, None]
