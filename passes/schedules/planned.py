@@ -26,6 +26,9 @@ OTHERS = (*(name for name in NAMES if name != "1f1b"), "interleaved-1f1b:4")
 """What is searched beside 1F1B, if no schedule is asked for."""
 _BY_STAGES_BEHIND = ("gpipe", "1f1b", "eager-1f1b")
 """Schedules under which what a stage keeps depends on the stages behind it alone."""
+_FILL: dict[Name, float] = {"eager-1f1b": 1.0, "zb-h1": 1 / 3, "zb-v": 1 / 6, "dualpipe-v": 1 / 6}
+"""`fill_share` of schedules for which it depends neither on the number of meshes nor on that of
+micro-batches, if these are many. That of interleaved 1F1B is 1 / v for v stages on each mesh."""
 TERAPIPE = "terapipe"
 """The name by which users ask for GPipe with token slices. No plan keeps it."""
 
@@ -97,6 +100,9 @@ def fill_share(schedule: str, stages: int, batches: int) -> float:
     lists = lists_of(schedule, stages, batches)
     if lists.num_meshes == 1:
         return 1.0
+    name, _ = _parts(schedule)
+    if batches >= 2 * lists.num_meshes and name in (*_FILL, "interleaved-1f1b"):
+        return _FILL.get(name, 1 / chunks_of(schedule))
     found = measure(lists, Costs.uniform(stages))
     return found.bubble * batches / ((lists.num_meshes - 1) * max(found.busy))
 

@@ -39,10 +39,9 @@ Restrictions of the problem keep the DP:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
-from typing import overload
 
 import numpy as np
 
@@ -71,14 +70,33 @@ def solve(problem: Problem) -> Solution:
     problem.check()
     if problem.equal_layers:
         return _best_of_equal(problem)
+    found = _best_cut(problem)
+    if found is None:
+        raise _infeasible(problem)
+    return found
+
+
+def _best_cut(problem: Problem) -> Solution | None:
+    """The best cut; None if there is none."""
     first = _first(problem)
-    is_open = problem.num_stages is None and problem.given is None
-    if is_open and needs_number(problem.schedule):
+    if _number_is_open(problem):
         return _best_of_numbers(problem, first)
     if first is None:
         return _solve(problem)
     better = _solve(problem, first.objective)
     return _best([first] if better is None else [first, better])
+
+
+def _number_is_open(problem: Problem) -> bool:
+    """Whether each number of stages is a problem of its own."""
+    is_open = problem.num_stages is None and problem.given is None
+    return is_open and needs_number(problem.schedule)
+
+
+def _numbers(problem: Problem) -> Iterator[Problem]:
+    """The problem with each number of stages."""
+    for count in range(1, min(problem.num_layers, problem.num_devices) + 1):
+        yield replace(problem, num_stages=count)
 
 
 def _first(problem: Problem) -> Solution | None:
@@ -90,18 +108,17 @@ def _first(problem: Problem) -> Solution | None:
         return None
     firsts = [0, *(end + 1 for end in ends[:-1])]
     runs = np.ix_(firsts, ends)
-    try:
-        found = solve(
-            replace(
-                problem,
-                t=problem.t[runs],
-                u=problem.u[runs],
-                max_in_flight=problem.max_in_flight[runs],
-                c=problem.c[firsts],
-                back=problem.back[ends],
-            )
+    found = _best_cut(
+        replace(
+            problem,
+            t=problem.t[runs],
+            u=problem.u[runs],
+            max_in_flight=problem.max_in_flight[runs],
+            c=problem.c[firsts],
+            back=problem.back[ends],
         )
-    except NoCutError:
+    )
+    if found is None:
         return None
     cuts = [
         tuple(replace(stage, first=firsts[stage.first], last=ends[stage.last]) for stage in cut)
@@ -110,25 +127,13 @@ def _first(problem: Problem) -> Solution | None:
     return replace(found, stages=cuts[0], others=tuple(cuts[1:]))
 
 
-def _best_of_numbers(problem: Problem, first: Solution | None) -> Solution:
+def _best_of_numbers(problem: Problem, first: Solution | None) -> Solution | None:
     """The best cut of all numbers of stages, under a schedule whose memory depends on them."""
     found: list[Solution] = [] if first is None else [first]
-    refused: NoCutError | None = None
-    enough = inf if first is None else _WORTH * first.objective
-    for count in range(1, min(problem.num_layers, problem.num_devices) + 1):
-        try:
-            cut = _solve(replace(problem, num_stages=count), enough)
-            if cut is not None:
-                found.append(cut)
-                enough = min(enough, _WORTH * cut.objective)
-        except NoCutInMemoryError as error:
-            refused = error
-        except NoCutError as error:
-            refused = refused or error
-    if not found:
-        assert refused is not None, "there is at least one layer"
-        raise refused
-    return _best(found)
+    for one in _numbers(problem):
+        cut = _solve(one, _WORTH * min((it.objective for it in found), default=inf))
+        found += [] if cut is None else [cut]
+    return _best(found) if found else None
 
 
 def _best_of_equal(problem: Problem) -> Solution:
@@ -139,11 +144,13 @@ def _best_of_equal(problem: Problem) -> Solution:
     reason = ""
     for count in sorted(counts):
         if count <= problem.num_layers and problem.num_stages in (None, count):
-            try:
-                found.append(_solve(_equal(problem, count)))
-            except NoCutError as error:
+            equal = _equal(problem, count)
+            cut = _solve(equal)
+            if cut is not None:
+                found.append(cut)
+            elif not found:
                 # Report the error of the largest count, whose stages are smallest.
-                reason = str(error)
+                reason = str(_infeasible(equal))
     if not found:
         wanted = "" if problem.num_stages is None else f"{problem.num_stages} "
         whole = "+".join(f"{group.hosts}x{group.devices_per_host}" for group in problem.groups)
@@ -175,26 +182,16 @@ def _equal(problem: Problem, count: int) -> Problem:
     return replace(problem, t=np.where(allowed, problem.t, inf), num_stages=count)
 
 
-@overload
-def _solve(problem: Problem) -> Solution: ...
-
-
-@overload
-def _solve(problem: Problem, enough: float) -> Solution | None: ...
-
-
 def _solve(problem: Problem, enough: float = inf) -> Solution | None:
-    """The best cut; None if it is known that none is better than `enough`."""
+    """The best cut; None if there is none, or it is known that none is better than `enough`."""
     if problem.minimise == "step":
         table = Table(problem, enough)
         stages = _shortest_step(problem, table, enough)
     else:
         table = Table(problem)
         stages = _highest_throughput(table)
-    if stages is None and enough < inf:
-        return None
     if stages is None:
-        raise _infeasible(problem)
+        return None
     solution = Solution(
         objective=problem.objective(stages),
         stages=stages,
@@ -299,7 +296,12 @@ def _below(values: np.ndarray, limit: float) -> int:
 
 
 def _infeasible(problem: Problem) -> NoCutError:
-    """Drops one constraint after the other to find the one that binds."""
+    """Drops one constraint after the other to find the one that binds. Where each number of stages
+    is a problem of its own, it is that of the last one that memory does not admit, else of 1."""
+    if _number_is_open(problem):
+        errors = [_infeasible(one) for one in _numbers(problem)]
+        by_memory = [error for error in errors if isinstance(error, NoCutInMemoryError)]
+        return [errors[0], *by_memory][-1]
     layers, devices = problem.num_layers, problem.num_devices
     stages = "" if problem.num_stages is None else f" in {problem.num_stages} stages"
     batches = f"({problem.num_micro_batches} micro-batches)"

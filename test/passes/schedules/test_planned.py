@@ -14,8 +14,10 @@ from alpa.dialects.plan import Plan, Schedule
 from alpa.passes.plan.data import Program
 from alpa.passes.plan.instructions import Run, write_script
 from alpa.passes.plan.reader import read_planned
+from alpa.passes.schedules.measure import Costs, measure
 from alpa.passes.schedules.named import NAMES
 from alpa.passes.schedules.planned import (
+    OTHERS,
     checked,
     chunks_of,
     fill_share,
@@ -221,6 +223,22 @@ def test_a_plan_for_other_numbers_is_refused(gpt: str, tmp_path: Path) -> None:
 def test_the_bubble_beside_that_of_1f1b(schedule: str, share: float, meshes: int) -> None:
     found = fill_share(schedule, meshes * chunks_of(schedule), 16)
     assert found == pytest.approx(share if meshes > 1 else 1)
+
+
+@pytest.mark.parametrize("meshes", [2, 3, 5, 8])
+@pytest.mark.parametrize("schedule", OTHERS)
+def test_the_bubble_is_that_of_the_simulated_schedule(schedule: str, meshes: int) -> None:
+    for batches in (meshes, 2 * meshes, 3 * meshes, 2 * meshes + 1, 4 * meshes + 3):
+        stages = meshes * chunks_of(schedule)
+        try:
+            lists = lists_of(schedule, stages, batches)
+        except ScheduleError:
+            with pytest.raises(ScheduleError):
+                fill_share(schedule, stages, batches)
+            continue
+        found = measure(lists, Costs.uniform(stages))
+        share = found.bubble * batches / ((meshes - 1) * max(found.busy))
+        assert fill_share(schedule, stages, batches) == pytest.approx(share, rel=1e-12)
 
 
 def test_the_bubble_of_a_table_is_not_known() -> None:
