@@ -15,13 +15,14 @@ from typing import Any, ClassVar, NamedTuple, cast
 from alpa.dialects import body, ir, main_function
 from alpa.dialects.attributes import read_part, read_remat
 from alpa.dialects.plan import Dropped, MeshAssignment, Plan, read_meshes
-from alpa.passes.base import NoRoomError, Pass, PassError, Remark, RunPass
+from alpa.passes.base import NoRoomError, NotFasterError, Pass, PassError, Remark, RunPass
 from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.schedules.planned import OTHERS, label, splits_backward
 from alpa.passes.sharding.solved import Solved
 from alpa.passes.split_backward import SplitBackward
 from alpa.passes.stage_mesh_partition import StageMeshPartition
+from alpa.passes.stages.clustered import USELESS
 from alpa.passes.stages.costing import LayerCosts
 from alpa.passes.stages.merge import Stages
 from alpa.passes.stages.overcommitment import Overcommitment
@@ -170,7 +171,7 @@ class PlanSearch:
             best = self._planned("1f1b")
         except NoRoomError as error:
             refused = error
-        for other in self._others():
+        for other in self._others(best):
             if best is not None and other.stages.seconds >= _ROUGH * best.step_seconds:
                 break
             try:
@@ -188,15 +189,21 @@ class PlanSearch:
         self._note_runner_up(best)
         return best
 
-    def _others(self) -> list[_Estimate]:
-        """The stages for each schedule but 1F1B, those with the shortest step first."""
+    def _others(self, best: Candidate | None) -> list[_Estimate]:
+        """The stages for each schedule but 1F1B, those with the shortest step first, as far as they
+        may be of use beside the best plan."""
         if self.cut.num_micro_batches == 1 or self.cut.num_stages == 1:
             return []
-        search = OtherSchedules(cut=replace(self._with_costs(self.cut), least_meshes=2))
+        within = inf if best is None else USELESS * best.step_seconds
+        cut = replace(self._with_costs(self.cut), least_meshes=2, within=within)
+        search = OtherSchedules(cut=cut)
         self.run_pass(search, copied(self.layers), lambda *_: None)
         found: list[_Estimate] = []
         for schedule, stages in search.found.items():
             number = self._tried(self.cut, schedule, self.cut.reserve)
+            if isinstance(stages, NotFasterError):
+                self._note(number, reason=stages.message)
+                continue
             if isinstance(stages, PassError):
                 self._note(number, outcome="infeasible", reason=stages.message)
                 continue
@@ -211,16 +218,15 @@ class PlanSearch:
         candidate = Candidate(copied(self.layers), other.number)
         cut = replace(self._with_costs(self.cut), schedule=other.schedule, stages=other.stages)
         self.run_pass(cut, candidate.module, candidate.remark)
-        within = inf if best is None else _ROUGH * best.step_seconds
-        return self._fitting(self.cut, other.schedule, candidate, within)
+        seconds = inf if best is None else best.step_seconds
+        return self._fitting(self.cut, other.schedule, candidate, seconds)
 
     def _note_runner_up(self, best: Candidate) -> None:
         """Writes down the schedule that comes second, by finished plans and by estimates."""
-        others = [
-            (it.predicted_step_seconds or it.estimated_step_seconds or inf, it)
-            for it in self.plans
-            if it.outcome != "infeasible" and it.schedule != label(best.plan.schedule)
-        ]
+        known = [it for it in self.plans if it.outcome != "infeasible"]
+        every = [(it.predicted_step_seconds or it.estimated_step_seconds, it) for it in known]
+        mine = label(best.plan.schedule)
+        others = [(each, it) for each, it in every if each is not None and it.schedule != mine]
         if others:
             seconds, second = min(others, key=lambda it: it[0])
             best.note_runner_up(
@@ -271,18 +277,23 @@ class PlanSearch:
         step: StageMeshPartition,
         schedule: str,
         candidate: Candidate | NoRoomError,
-        within: float = inf,
+        best: float = inf,
     ) -> Candidate:
         """The plan of the first stages that fit, from those that are cut without more reserve, as
-        long as these predict fewer seconds than `within`. Raises PassError."""
+        long as these predict hardly more seconds than the best plan so far. Raises PassError."""
+        within = replace(step, within=USELESS * best)
         reserve, again = step.reserve, list[tuple[ir.Location, str]]()
         refused: NoRoomError | None = None
         for number in range(_CUTS):
             if number:
-                candidate = self._cut(step, schedule, reserve)
+                try:
+                    candidate = self._cut(within, schedule, reserve)
+                except NotFasterError:
+                    assert refused is not None, "the first stages are there"
+                    raise refused from None
             if isinstance(candidate, NoRoomError):
                 raise refused or candidate
-            if refused is not None and candidate.step_seconds >= within:
+            if refused is not None and candidate.step_seconds >= _ROUGH * best:
                 raise refused
             try:
                 self._finish(candidate)
@@ -340,7 +351,8 @@ class PlanSearch:
         try:
             yield
         except PassError as error:
-            self._note(candidate.number, outcome="infeasible", reason=error.message)
+            outcome = "pruned" if isinstance(error, NotFasterError) else "infeasible"
+            self._note(candidate.number, outcome=outcome, reason=error.message)
             raise
 
     def _tried(self, step: StageMeshPartition, schedule: str, reserve: float) -> int:

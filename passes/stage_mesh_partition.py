@@ -64,7 +64,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -83,7 +83,7 @@ from alpa.passes.sharding.baselines import Intra
 from alpa.passes.sharding.user_shardings import UserShardings, take_user_shardings
 from alpa.passes.solve.stages.problem import Objective
 from alpa.passes.stages.accumulators import widen_accumulators
-from alpa.passes.stages.clustered import Clustered, require_forwards, require_roles
+from alpa.passes.stages.clustered import Clustered, Layers, require_forwards, require_roles
 from alpa.passes.stages.costing import LayerCosts
 from alpa.passes.stages.costs_folder import FolderError
 from alpa.passes.stages.existing_meshes import ExistingMeshes
@@ -214,6 +214,8 @@ class StageMeshPartition(Pass):
     """processes of the planner, which are not ended; None: its own"""
     least_meshes: int = 1
     """from the planner; 2: several stages on a single mesh are of no use"""
+    within: float = inf
+    """from the planner: seconds of a step; if no cut is estimated to take less, none is of use"""
     stages: Stages | None = None
     """found by the planner for these layers and options; None: they are found here"""
 
@@ -258,7 +260,7 @@ class StageMeshPartition(Pass):
         held = take_held(function, meshes)
         shardings = take_forced(function)
         program = Clustered(
-            function=function,
+            layers=Layers(function),
             cluster=cluster,
             plan=plan,
             intra=self.intra,
@@ -266,6 +268,7 @@ class StageMeshPartition(Pass):
             reserve=self.reserve,
             widened_bytes=widened,
             given=given,
+            within=self.within,
             show=self.show,
         )
         if not program.graph.ops:

@@ -17,7 +17,8 @@ PlanOutcome = Literal["taken", "slower", "pruned", "infeasible"]
 """
 * `taken`: the result of the search.
 * `slower`: finished, and its predicted step is not shorter than that of the plan taken.
-* `pruned`: not finished, because its cut predicts no shorter step than a finished plan.
+* `pruned`: not finished, because its cut, or a bound of all cuts, predicts no shorter step than a
+  finished plan.
 * `infeasible`: it does not fit into memory.
 """
 
@@ -50,9 +51,9 @@ class TriedPlan:
     """the share of each device's memory that the cut left free; negative: may exceed"""
     outcome: PlanOutcome
     reason: str = ""
-    """why it is infeasible"""
+    """why it is infeasible, or pruned before a cut was found"""
     estimated_step_seconds: float | None = None
-    """by the costs that it was cut by; None if no cut fits"""
+    """by the costs that it was cut by; None if no cut fits, or none was found"""
     predicted_step_seconds: float | None = None
     """of the finished plan; None if it was not finished"""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 from alpa.dialects import body, func, mpmd
 from alpa.dialects.attributes import (
@@ -26,24 +27,15 @@ from alpa.passes.sharding.user_shardings import UserShardings
 from alpa.passes.stages.boundary import Boundary, boundary_of
 from alpa.passes.stages.remat import Remat
 
+USELESS = 1.1
+"""Times the seconds of a step: cuts of which each is estimated to take so long are of no use."""
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Clustered:
-    """A program whose ops are named computations, as `layer-cluster` leaves it."""
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """What is read of named computations, once for all searches of their stages."""
 
     function: func.FuncOp
-    cluster: AnyCluster
-    plan: Plan
-    intra: Intra
-    remat: Remat
-    reserve: float
-    """the share of each device's memory that stages leave free, or if negative, may exceed"""
-    widened_bytes: int
-    """by how many bytes `accumulate_dtype` enlarges all sums over the micro-batches"""
-    given: UserShardings | None = None
-    """of the program itself"""
-    show: Show = quiet
-    """hears how far the search is"""
 
     @cached_property
     def graph(self) -> Graph:
@@ -66,9 +58,70 @@ class Clustered:
         return [Origin.of(op) for op in self.graph.ops]
 
     @cached_property
-    def num_layers(self) -> int:
+    def number(self) -> int:
         """How many layers there are; a program without any counts as one."""
         return 1 + max((n for o in self.origins if (n := o.layer) is not None), default=0)
+
+    @cached_property
+    def boundary(self) -> Boundary:
+        """What crosses between stages."""
+        return boundary_of(self.graph, self.arguments, self.results, self.number)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Clustered:
+    """A program whose ops are named computations, as `layer-cluster` leaves it."""
+
+    layers: Layers
+    cluster: AnyCluster
+    plan: Plan
+    intra: Intra
+    remat: Remat
+    reserve: float
+    """the share of each device's memory that stages leave free, or if negative, may exceed"""
+    widened_bytes: int
+    """by how many bytes `accumulate_dtype` enlarges all sums over the micro-batches"""
+    given: UserShardings | None = None
+    """of the program itself"""
+    within: float = inf
+    """seconds of a step; where no cut is estimated to take less, none is of use"""
+    show: Show = quiet
+    """hears how far the search is"""
+
+    @property
+    def function(self) -> func.FuncOp:
+        """With the computations."""
+        return self.layers.function
+
+    @property
+    def graph(self) -> Graph:
+        """The computations and their values."""
+        return self.layers.graph
+
+    @property
+    def arguments(self) -> Sequence[Argument]:
+        """The attributes of the function's arguments."""
+        return self.layers.arguments
+
+    @property
+    def results(self) -> Sequence[Result]:
+        """The attributes of the function's results."""
+        return self.layers.results
+
+    @property
+    def origins(self) -> Sequence[Origin]:
+        """The origin of each computation."""
+        return self.layers.origins
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers there are; a program without any counts as one."""
+        return self.layers.number
+
+    @property
+    def boundary(self) -> Boundary:
+        """What crosses between stages."""
+        return self.layers.boundary
 
     @property
     def trains(self) -> bool:
@@ -79,11 +132,6 @@ class Clustered:
     def always_rematerialised(self) -> frozenset[int]:
         """The layers that no stage leaves as they are."""
         return frozenset(range(self.num_layers) if self.remat == "layer" else ())
-
-    @cached_property
-    def boundary(self) -> Boundary:
-        """What crosses between stages."""
-        return boundary_of(self.graph, self.arguments, self.results, self.num_layers)
 
     @cached_property
     def left(self) -> tuple[Cluster, ...]:

@@ -16,7 +16,7 @@ from itertools import accumulate
 from math import prod
 
 from alpa.dialects.plan import Dropped, MeshAssignment
-from alpa.passes.base import MeshOverHostsError, NoRoomError, PassError
+from alpa.passes.base import MeshOverHostsError, NoRoomError, NotFasterError, PassError
 from alpa.passes.cost.cluster import AnyCluster, Cluster
 from alpa.passes.schedules.planned import T_SCHEDULES, own
 from alpa.passes.sharding.baselines import axes_differ
@@ -123,7 +123,7 @@ class AnyMeshes:
         )
         try:
             cut = search.run()
-        except NoRoomError:
+        except (NoRoomError, NotFasterError):
             raise
         except PassError as error:
             if not self.fixed:

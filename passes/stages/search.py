@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from alpa.dialects.plan import Dropped
-from alpa.passes.base import NoRoomError, PassError
+from alpa.passes.base import NoRoomError, NotFasterError, PassError
 from alpa.passes.cost.device import size_text
+from alpa.passes.schedules.planned import chunks_of
 from alpa.passes.solve.errors import SolverFailedError, VerificationError
 from alpa.passes.solve.sharding.problem import InfeasibleError
 from alpa.passes.solve.stages import stage_dp
@@ -83,7 +84,13 @@ class Search:
     restrict: Restriction
 
     def run(self) -> Cut:
-        """The cut with the least T by these costs. Raises PassError, and VerificationError."""
+        """The cut with the least T by these costs.
+
+        Raises:
+            PassError: there is none.
+            NotFasterError: none takes less than is of use (`Clustered.within`).
+            VerificationError: a solver is wrong.
+        """
         always = self.program.remat == "layer"
 
         def one_device(kind: int) -> OneDevice:
@@ -131,6 +138,10 @@ class Search:
             except NoCutError as error:
                 raise PassError(self.program.function, f"{error}{_problems(offers)}") from error
             seconds = problem.step_seconds(stages)
+            least = seconds if chunks_of(problem.schedule) == 1 else problem.even_seconds
+            if least >= self.program.within:
+                text = f"each cut is estimated to take at least {least:.4g} s per step"
+                raise NotFasterError(self.program.function, text, bound=least)
             bound = seconds if bound is None else bound
             used = [offers[stage.submesh] for stage in stages]
             unknown = _unknown(used)

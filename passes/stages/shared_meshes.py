@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from alpa.dialects.plan import MeshAssignment
-from alpa.passes.base import NoRoomError, PassError
+from alpa.passes.base import NoRoomError, NotFasterError, PassError
 from alpa.passes.schedules.planned import chunks_of, label
 from alpa.passes.schedules.verify import ScheduleError
 from alpa.passes.schedules.work import WorkLists
@@ -23,7 +23,7 @@ from alpa.passes.solve.stages import placement
 from alpa.passes.solve.stages.placement import Group
 from alpa.passes.solve.stages.problem import Problem
 from alpa.passes.stages.class_problem import Submesh
-from alpa.passes.stages.clustered import Clustered
+from alpa.passes.stages.clustered import USELESS, Clustered
 from alpa.passes.stages.costing import LayerCosts
 from alpa.passes.stages.cut_stages import fastest, schedule_on, stages_of
 from alpa.passes.stages.merge import Stages
@@ -49,9 +49,13 @@ class SharedMeshes:
         """The cut whose simulated schedule takes the least time. Raises PassError."""
         best: Stages | None = None
         refused: PassError | None = None
+        slow: NotFasterError | None = None
         for schedule, submesh in self._possible(program):
             try:
                 cut = self._cut(program, costs, workers, schedule, submesh)
+            except NotFasterError as error:
+                slow = min((slow or error, error), key=lambda it: it.bound)
+                continue
             except PassError as error:
                 refused = refused or error
                 continue
@@ -60,8 +64,12 @@ class SharedMeshes:
             stages = stages_of(program, cut, meshes, numbers, schedule.mesh_of)
             if best is None or stages.seconds < best.seconds:
                 best = stages
+                within = min(program.within, USELESS * best.seconds)
+                program = replace(program, within=within)
         if best is not None:
             return best
+        if slow is not None:
+            raise slow
         assert refused is not None, "something is possible"
         name, chunks = label(program.plan.schedule), chunks_of(program.plan.schedule)
         message = (

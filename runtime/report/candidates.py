@@ -102,6 +102,6 @@ def _seconds(entry: str, seconds: float | None) -> Html:
 
 
 def _reason(it: TriedPlan) -> str:
-    if it.outcome == "pruned":
+    if it.outcome == "pruned" and not it.reason:
         return "its estimate is not below the step of a finished plan"
     return it.reason

@@ -13,6 +13,7 @@ import pytest
 from alpa import passes
 from alpa.dialects import ir, main_function, parse
 from alpa.dialects.plan import Plan
+from alpa.passes import plan_search
 from alpa.passes.alpa import Alpa
 from alpa.passes.base import NoRoomError, Remark
 from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
@@ -85,6 +86,23 @@ def test_a_plan_that_is_faster_than_1f1b_is_taken() -> None:
     refused = {it.schedule: it.reason for it in tried if it.outcome == "infeasible"}
     assert "needs at least as many micro-batches as stages, 8" in refused["dualpipe-v"]
     assert {it.schedule for it in tried} == {"1f1b", "gpipe", *OTHERS}
+
+
+def test_schedules_whose_cuts_are_all_slower_are_not_searched_to_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here nothing but half of the step of 1F1B is of use."""
+    monkeypatch.setattr(plan_search, "USELESS", 0.5)
+    report, tried = planned(f"{FOUR_MESHES} num-micro-batches=4")
+    assert report.schedule == "1f1b"
+    assert report.runner_up == ""
+    assert [it.schedule for it in tried if it.predicted_step_seconds] == ["1f1b"]
+    bounded = [it for it in tried if it.outcome == "pruned"]
+    assert {"gpipe", "zb-h1", "zb-v", "interleaved-1f1b"} <= {it.schedule for it in bounded}
+    for it in bounded:
+        assert it.estimated_step_seconds is None
+        (bound,) = re.findall(r"each cut is estimated to take at least ([\d.]+) s", it.reason)
+        assert float(bound) >= 0.5 * report.predicted_step_seconds
 
 
 def test_a_plan_names_the_schedule_that_comes_second() -> None:

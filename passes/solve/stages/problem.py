@@ -316,6 +316,21 @@ class Problem:
         parts = zip(weights, self.maxima(stages), strict=True)
         return sum(weight * part for weight, part in parts)
 
+    @cached_property
+    def even_seconds(self) -> float:
+        """What a step of so many stages takes at least, in seconds, however the stages share
+        meshes: the least sum of t, split evenly over all meshes.
+
+        T takes it that all stages of a mesh are as slow as the slowest one, and may be half as long
+        again where few layers make unequal stages.
+        """
+        assert self.num_stages is not None, "schedules of several stages per mesh fix the number"
+        alone, least = self.t.min(axis=2), np.zeros(self.num_layers + 1)
+        for k in range(self.num_layers):
+            least[k + 1] = (least[: k + 1] + alone[: k + 1, k]).min()
+        meshes = self.num_stages // chunks_of(self.schedule)
+        return self.num_micro_batches * float(least[-1]) / meshes
+
     def moved(self, stages: tuple[Stage, ...]) -> float:
         """Bytes of held state that a cut moves."""
         if self.given is None:

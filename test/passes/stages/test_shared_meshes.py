@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 import alpa.passes
-from alpa.dialects import ir, main_function
+from alpa.dialects import ir, main_function, parse
 from alpa.dialects.plan import Plan, read_meshes
+from alpa.passes.base import NotFasterError
 from alpa.passes.plan.instructions import write_script
 from alpa.passes.plan.reader import read_planned
+from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.runtime.script_checks import verify
 from alpa.tools import zoo
 
@@ -61,6 +64,18 @@ def test_numbers_of_meshes_and_shapes_are_compared_by_the_simulated_schedule() -
     assert found.estimated_step_seconds == min(each)
     # No bound of all cuts is known.
     assert found.estimated_step_bound == 0
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
+def test_a_bound_of_the_step_ends_the_search(schedule: str) -> None:
+    options = {"cluster": "cpu:1x4", "num-micro-batches": "4", "schedule": schedule}
+    step = StageMeshPartition.from_options(options)
+    module = parse(layers())
+    with module.context, ir.Location.unknown():
+        replace(step, within=1.0).run(module.operation.clone().opview, lambda *_: None)
+        with pytest.raises(NotFasterError, match="each cut is estimated to take at least") as error:
+            replace(step, within=1e-6).run(module, lambda *_: None)
+    assert error.value.bound >= 1e-6
 
 
 def test_memory_of_a_mesh_is_that_of_its_stages() -> None:
