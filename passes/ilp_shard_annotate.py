@@ -70,12 +70,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import ClassVar, Literal
 
 from alpa.dialects import func, ir, walk
 from alpa.dialects.plan import SolverReport, read_meshes, write_solver_reports
 from alpa.passes.analysis.input_checks import check_input
-from alpa.passes.base import NoRoomError, Pass, PassError, Remark, check_kind, option
+from alpa.passes.base import (
+    NoRoomError,
+    NotFasterError,
+    Pass,
+    PassError,
+    Remark,
+    check_kind,
+    option,
+)
 from alpa.passes.cost.equation import Equation, parse_epsilon
 from alpa.passes.plan.attribute import plan_and_any_cluster
 from alpa.passes.sharding import tapas
@@ -168,6 +177,8 @@ class IlpShardAnnotate(Pass):
     """with other problems of the same program"""
     workers: Workers | None = None
     """processes of the driver, which are not ended; None: its own"""
+    within: float = inf
+    """from the planner: seconds of a step; where a mesh alone takes so long, none is of use"""
     solver: Solver | None = None
     """a caller's own, in place of `ilp.solve`; `time-limit` and `gap` are not for it"""
 
@@ -229,7 +240,9 @@ class IlpShardAnnotate(Pass):
         result does so if it is not. The answer waits for the end of the search."""
         if self.intra != "tapas":
             small, node_class = fold(mesh.problem)
-            begun = self._begun(small, solved, workers)
+            # Others may still get better, where equal layers are untied.
+            is_last = mesh.problem.num_variables > UNTIED_VARIABLES
+            begun = self._begun(small, solved, workers, of=mesh if is_last else None)
             return lambda: partial(self._solved, mesh, node_class, begun(), solved, workers)
         settings = Settings(
             variant=self.tapas_variant, min_support=self.min_support, min_size=self.min_size
@@ -245,19 +258,30 @@ class IlpShardAnnotate(Pass):
         solved: Solved,
         workers: Workers,
         known: Sequence[int] | None = None,
+        of: MeshProblem | None = None,
     ) -> Callable[[], Future[Solution]]:
-        """See `Solved.once`."""
+        """See `Solved.once`. Raises NotFasterError if the solution for a mesh is known at once, and
+        of no use."""
         from alpa.passes.solve.sharding import ilp  # noqa: PLC0415 - costs start-up time
 
         def begin() -> Future[Solution]:
             if self.solver is not None:  # It may hold what cannot be sent to a process.
                 return Workers(0).submit(_checked, self.solver, problem)
-            return workers.worth(problem.num_variables).submit(
+            found = workers.worth(problem.num_variables).submit(
                 ilp.solve, problem, time_limit=self.time_limit, branch_gap=self.gap, known=known
             )
+            if of is not None and found.done() and found.exception() is None:
+                self._check_useful(of, found.result())
+            return found
 
         start = None if known is None else tuple(known)
         return solved.once(problem, (self.time_limit, self.gap, start), begin)
+
+    def _check_useful(self, mesh: MeshProblem, solution: Solution) -> None:
+        """Raises NotFasterError for a mesh that takes too long."""
+        if solution.objective >= self.within:
+            text = f"{mesh.name} alone takes {solution.objective:.4g} s per step"
+            raise NotFasterError(mesh.function, text, bound=solution.objective)
 
     def _untied(
         self, problem: Problem, choice: Sequence[int], solved: Solved, workers: Workers
@@ -313,6 +337,7 @@ class IlpShardAnnotate(Pass):
             raise NoRoomError(mesh.function, message, missing=None) from error
         except (InfeasibleError, SolverFailedError) as error:
             raise PassError(mesh.function, f"no sharding for {mesh.name}: {error}") from error
+        self._check_useful(mesh, solution)
         tied = "" if is_whole else " of plans that shard equal layers alike"
         if solution.status == "time_limit":
             remark(

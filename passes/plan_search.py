@@ -176,6 +176,8 @@ class PlanSearch:
                 break
             try:
                 found = self._finished(other, best)
+            except NotFasterError:
+                continue
             except NoRoomError as error:
                 refused = refused or error
                 if best is not None:
@@ -243,24 +245,26 @@ class PlanSearch:
         if not is_slow or best.step_seconds > (1 - _WORTH) * plan.estimated_step_seconds:
             return best
         try:
-            other = self._best(replace(self.cut, remat="layer"), schedule)
-        except NoRoomError:
+            step = replace(self.cut, remat="layer")
+            other = self._best(step, schedule, best.step_seconds)
+        except (NoRoomError, NotFasterError):
             return best
         return min(best, other, key=lambda it: it.step_seconds)
 
-    def _best(self, step: StageMeshPartition, schedule: str) -> Candidate:
-        """The better plan of two: of stages cut for the memory that there is, and for more."""
+    def _best(self, step: StageMeshPartition, schedule: str, best: float = inf) -> Candidate:
+        """The better plan of two: of stages cut for the memory that there is, and for more. Raises
+        PassError, also where it takes much longer than the best plan so far."""
         over = Overcommitment(share=_OVER, worth=_WORTH)
         first = self._cut(replace(step, over=over), schedule, step.reserve)
         if isinstance(first, NoRoomError) or over.within is None:
-            return self._fitting(step, schedule, first)
+            return self._fitting(step, schedule, first, best)
         try:
-            self._finish(first)
-        except NoRoomError:
-            return self._fitting(step, schedule, self._cut(step, schedule, step.reserve))
+            self._finish(first, min(best, over.within))
+        except (NoRoomError, NotFasterError):
+            return self._fitting(step, schedule, self._cut(step, schedule, step.reserve), best)
         if first.step_seconds <= over.within:
             return first
-        fitting = self._fitting(step, schedule, self._cut(step, schedule, step.reserve))
+        fitting = self._fitting(step, schedule, self._cut(step, schedule, step.reserve), best)
         return min(first, fitting, key=lambda it: it.step_seconds)
 
     def _cut(
@@ -280,7 +284,8 @@ class PlanSearch:
         best: float = inf,
     ) -> Candidate:
         """The plan of the first stages that fit, from those that are cut without more reserve, as
-        long as these predict hardly more seconds than the best plan so far. Raises PassError."""
+        long as these predict hardly more seconds than the best plan so far. Raises PassError, also
+        where it takes much longer than that."""
         within = replace(step, within=USELESS * best)
         reserve, again = step.reserve, list[tuple[ir.Location, str]]()
         refused: NoRoomError | None = None
@@ -296,7 +301,7 @@ class PlanSearch:
             if refused is not None and candidate.step_seconds >= _ROUGH * best:
                 raise refused
             try:
-                self._finish(candidate)
+                self._finish(candidate, best)
             except NoRoomError as error:
                 refused = refused or error
                 missing = (error.missing or 0.0) + _MORE
@@ -330,8 +335,9 @@ class PlanSearch:
         """The pass with what all candidates share."""
         return replace(step, costs=self.costs, workers=self.workers)
 
-    def _finish(self, candidate: Candidate) -> None:
-        """Makes a plan of stages."""
+    def _finish(self, candidate: Candidate, best: float = inf) -> None:
+        """Makes a plan of stages. Raises PassError, also where it takes much longer than the best
+        plan so far."""
         if self.keeps_stages:
             candidate.stages.append(copied(candidate.module))
         with self._noting_refusal(candidate):
@@ -340,7 +346,7 @@ class PlanSearch:
                 if is_sharded and splits_backward(candidate.plan.schedule):
                     self.run_pass(SplitBackward(), candidate.module, candidate.remark)
                 if isinstance(step, IlpShardAnnotate):
-                    step = replace(step, workers=self.workers)
+                    step = replace(step, workers=self.workers, within=USELESS * best)
                 self.run_pass(step, candidate.module, candidate.remark)
         seconds = candidate.step_seconds
         self._note(candidate.number, outcome="slower", predicted_step_seconds=seconds)

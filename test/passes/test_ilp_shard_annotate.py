@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 
 import jax
@@ -14,9 +15,12 @@ from alpa.dialects.attributes import read_arguments, read_part, read_results
 from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.plan import SolverReport, read_meshes, read_solver_reports
 from alpa.dialects.sharding import Sharding, ShardingRule, op_shardings
+from alpa.passes import ilp_shard_annotate
+from alpa.passes.base import NotFasterError
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh, all_reduce, reduce_scatter
 from alpa.passes.cost.reshard import Layout, ReshardTable
+from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.sharding.copies import STORAGE_WEIGHT
 from alpa.passes.sharding.rules import CUSTOM_CALL_RULES, register_sharding_rule
 from alpa.passes.sharding.shard_graph import ShardGraph
@@ -532,6 +536,22 @@ def test_equal_layers_differ_where_that_pays():
     assert found.objective < 0.999 * found.folded_objective
     whole = report_of(planned(chain(8), cluster="v100-16gb:1x4", fold=False))
     assert found.objective == pytest.approx(whole.objective, rel=1e-9)
+
+
+@pytest.mark.parametrize("untied", [0, 50_000])
+def test_shardings_of_a_mesh_that_takes_too_long_are_of_no_use(monkeypatch, untied):
+    """Where equal layers are untied, the better solution counts."""
+    monkeypatch.setattr(ilp_shard_annotate, "UNTIED_VARIABLES", untied)
+    cluster = "v100-16gb:1x4"
+    found = report_of(planned(chain(8), cluster=cluster))
+    module = alpa.passes.run(chain(8), BEFORE.format(stages=1, cluster=cluster))
+    step = IlpShardAnnotate.from_options({"processes": "0"})
+    with module.context, ir.Location.unknown():
+        again = module.operation.clone().opview
+        replace(step, within=1.0001 * found.objective).run(again, lambda *_: None)
+        with pytest.raises(NotFasterError, match="mesh_0 alone takes") as error:
+            replace(step, within=found.objective).run(module, lambda *_: None)
+    assert error.value.bound == found.objective
 
 
 @pytest.mark.parametrize(
