@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
+from alpa.dialects.attributes import BackwardHalf
 from alpa.passes.plan.data import Fragment, Program, ProgramResult, Transfer
 from alpa.passes.plan.stage_order import read_by, rounds, schedule_of_stages, stages_of
 from alpa.passes.schedules.work import Kind, Work, WorkLists
@@ -160,6 +161,10 @@ class _Versions:
             return (new, m - 1)
         return (value, m)
 
+    def may_move(self, value: int) -> bool:
+        """Whether versions of a value may be moved from others."""
+        return value in self._transfers or value in self.program.carries
+
     def last(self, value: int) -> Key:
         """The version that the update phase reads: a total, or that of the last micro-batch.
 
@@ -182,6 +187,75 @@ class _Versions:
         return (new, m - 1) if new is not None and m else None
 
 
+@dataclass(frozen=True)
+class _Maker:
+    """A fragment that makes values, as far as a schedule says when it runs."""
+
+    stage: int
+    is_forward: bool
+    half: BackwardHalf | None
+
+    def work(self, m: int, schedule: WorkLists) -> Work | None:
+        """The work that runs it for micro-batch `m`."""
+        if self.is_forward:
+            return Work(self.stage, "forward", m)
+        work = schedule.backward_of(self.stage, m)
+        if work is not None and work.kind == "backward-input" and self.half == "weight":
+            return Work(self.stage, "backward-weight", m)
+        return work
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The runs of a fragment for micro-batches.
+
+    A stage may read hundreds of parameters and add up as many gradients: their keys are the same
+    for all micro-batches.
+    """
+
+    versions: _Versions
+    fragment: Fragment
+
+    @cached_property
+    def _alike(self) -> tuple[list[Key], tuple[Key, ...], list[Key]]:
+        """The inputs, the accumulators and the outputs, those that vary with any number."""
+        program, outputs = self.versions.program, self.fragment.outputs
+        accumulated = [value for value in outputs if value in program.totals]
+        used = [value for value in accumulated if value in program.micro_used]
+        return (
+            [(value, None) for value in self.fragment.inputs],
+            tuple((value, None) for value in accumulated),
+            [(value, None) for value in (*outputs, *used)],
+        )
+
+    @cached_property
+    def _varying(self) -> tuple[list[int], list[int]]:
+        """The positions of inputs and of outputs that vary."""
+        program, inputs, outputs = self.versions.program, self.fragment.inputs, self._alike[2]
+        made = len(self.fragment.outputs)
+        return (
+            [i for i, value in enumerate(inputs) if value in program.varying],
+            [i for i, (value, _) in enumerate(outputs) if i >= made or value not in program.totals],
+        )
+
+    def run(self, m: int) -> Run:
+        """The run for micro-batch `m`."""
+        inputs, accumulators, outputs = self._alike
+        inputs, outputs = inputs.copy(), outputs.copy()
+        (read, made), carries = self._varying, self.versions.program.carries
+        for i in read:
+            value, _ = inputs[i]
+            inputs[i] = self.versions.version(value, m) if value in carries else (value, m)
+        for i in made:
+            outputs[i] = (outputs[i][0], m)
+        return Run(
+            fragment=self.fragment,
+            inputs=tuple(inputs),
+            accumulators=accumulators,
+            outputs=tuple(outputs),
+        )
+
+
 class _Writer:
     """Writes instructions, and tracks which keys exist before the next one."""
 
@@ -202,6 +276,8 @@ class _Writer:
         """Adds an instruction, and the sums of its results."""
         self.instructions.append(instruction)
         self._made.update(writes(instruction))
+        if not self._sums_here:
+            return
         for value, m in writes(instruction):
             if m is not None and value in self._sums_here:
                 self._write(Add(source=(value, m), total=(value, None)))
@@ -236,35 +312,47 @@ class _Writer:
             for kind, fragments in stage.items()
         }
         makers = {
-            value: (s, fragment)
+            value: _Maker(s, is_forward=fragment.runs_forward, half=fragment.half)
             for s, stage in enumerate(stages)
             for fragment in (*stage["forward"], *stage["backward"])
             for value in fragment.outputs
         }
         schedule = schedule_of_stages(program, stages)
 
-        def keys(work: Work) -> list[Key]:
-            return [
-                self._versions.version(value, work.micro_batch)
-                for value in read[work.stage, work.kind]
-            ]
+        @cache
+        def made_by(stage: int, kind: Kind, m: int) -> dict[tuple[_Maker, int], None]:
+            """Who makes what a work of micro-batch `m` reads, and how many micro-batches later."""
+            keys = (self._versions.version(value, m) for value in read[stage, kind])
+            found = (self._maker(key, makers) for key in keys)
+            return dict.fromkeys((it[0], it[1] - m) for it in found if it is not None)
 
         def needs(work: Work) -> list[Work]:
-            made = (self._maker(key, makers, schedule) for key in keys(work))
+            m = work.micro_batch
+            # All micro-batches but the first one, which has no other before it, are alike.
+            alike = made_by(work.stage, work.kind, min(m, 1))
+            made = (maker.work(m + later, schedule) for maker, later in alike)
             return [it for it in made if it is not None]
 
+        moved = {
+            place: [value for value in values if self._versions.may_move(value)]
+            for place, values in read.items()
+        }
+        runs = {
+            (s, kind): [_Runs(self._versions, fragment) for fragment in fragments]
+            for s, stage in enumerate(stages)
+            for kind, fragments in stage.items()
+        }
         for together in rounds(schedule, needs):
             for work in together:
-                for key in keys(work):
-                    self._fetch(key)
+                for value in moved[work.stage, work.kind]:
+                    self._fetch(self._versions.version(value, work.micro_batch))
             for work in together:
-                for fragment in stages[work.stage][work.kind]:
-                    self._run(fragment, work.micro_batch)
+                for it in runs[work.stage, work.kind]:
+                    self._run(it.run(work.micro_batch), work.micro_batch)
 
-    def _maker(
-        self, key: Key, makers: Mapping[int, tuple[int, Fragment]], schedule: WorkLists
-    ) -> Work | None:
-        """The work that makes a key, or what it is moved from; None if it exists already.
+    def _maker(self, key: Key, makers: Mapping[int, _Maker]) -> tuple[_Maker, int] | None:
+        """Who makes a key, or what it is moved from, for which micro-batch; None if it exists
+        already.
 
         Raises:
             ValueError: nothing makes it.
@@ -272,38 +360,20 @@ class _Writer:
         while key not in self._made:
             value, m = key
             if value in makers and m is not None:
-                stage, fragment = makers[value]
-                if fragment.runs_forward:
-                    return Work(stage, "forward", m)
-                work = schedule.backward_of(stage, m)
-                is_split = work is not None and work.kind == "backward-input"
-                if is_split and fragment.half == "weight":
-                    return Work(stage, "backward-weight", m)
-                return work
+                return makers[value], m
             source = self._versions.source(key)
             if source is None:
                 raise ValueError(f"version {m} of value {value} is read and never made")
             key = source
         return None
 
-    def _run(self, fragment: Fragment, m: int) -> None:
+    def _run(self, run: Run, m: int) -> None:
         """Runs a fragment for a micro-batch, and moves results that another mesh returns."""
-        totals, used = self._program.totals, self._program.micro_used
-        accumulated = [value for value in fragment.outputs if value in totals]
-        self._write(
-            Run(
-                fragment=fragment,
-                inputs=tuple(self._versions.version(value, m) for value in fragment.inputs),
-                accumulators=tuple((value, None) for value in accumulated),
-                outputs=(
-                    *((value, None if value in totals else m) for value in fragment.outputs),
-                    *((value, m) for value in accumulated if value in used),
-                ),
-            )
-        )
-        for value in fragment.outputs:
-            for target in self._returned.get(value, ()):
-                self._fetch((target, m))
+        self._write(run)
+        if self._returned:
+            for value in run.fragment.outputs:
+                for target in self._returned.get(value, ()):
+                    self._fetch((target, m))
 
     def sums(self) -> None:
         """Adds up arguments that are results, here or moved, if that has not happened yet."""
@@ -379,8 +449,18 @@ def writes(instruction: Instruction) -> tuple[Key, ...]:
 def _free(instructions: Sequence[Instruction], kept: set[Key]) -> list[Instruction]:
     """Lets each instruction free the keys that no later one uses."""
     seen, freed = set(kept), list[Instruction]()
+    varying: dict[int, list[int]] = {}
+    """where a fragment, by its id, has keys of micro-batches; all of its runs have the others"""
     for instruction in reversed(instructions):
-        touched = dict.fromkeys((*reads(instruction), *writes(instruction)))
-        freed.append(replace(instruction, free=tuple(key for key in touched if key not in seen)))
-        seen.update(touched)
+        keys = (*reads(instruction), *writes(instruction))
+        if isinstance(instruction, Run):
+            places = varying.get(id(instruction.fragment))
+            if places is None:
+                places = [i for i, (_, m) in enumerate(keys) if m is not None]
+                varying[id(instruction.fragment)] = places
+            else:
+                keys = [keys[i] for i in places]
+        free = tuple(key for key in dict.fromkeys(keys) if key not in seen)
+        freed.append(replace(instruction, free=free) if free else instruction)
+        seen.update(free)
     return freed[::-1]

@@ -24,7 +24,6 @@ from alpa.passes.plan.instructions import (
     Run,
     Script,
     meshes_of,
-    reads,
     write_script,
     writes,
 )
@@ -86,8 +85,9 @@ def simulate(script: Script) -> list[Event]:
     for number, it in enumerate(script.instructions):
         mesh = meshes_of(script.program, it)[-1]
         lists.setdefault((mesh, False), []).append(number)
-        # What an instruction reads is made by the last one before it that writes the key.
-        needs[number] = [made[key] for key in reads(it) if key in made]
+        # What an instruction reads is made by the last one before it that writes the key. If that
+        # is on the same mesh, it is in the same list.
+        needs[number] = [made[it.source]] if isinstance(it, Move) and it.source in made else []
         taken[number] = it.fragment.seconds if isinstance(it, Run) else 0.0
         # A carried state that moves to its argument has no transfer.
         moved = transfers.get((it.source[0], it.target[0])) if isinstance(it, Move) else None
