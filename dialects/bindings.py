@@ -115,8 +115,11 @@ def body(op: ir.OpView | ir.Operation, region: int = 0) -> ir.Block:
 
 
 def terminator(block: ir.Block) -> ir.OpView:
-    """The last op of a block."""
-    return block.operations[len(block.operations) - 1]
+    """The terminator of a block."""
+    # An index into the block's ops would count from the first one.
+    last = ir.InsertionPoint.at_block_terminator(block).ref_operation
+    assert last is not None
+    return last.opview
 
 
 def main_function(module: ir.Module) -> func.FuncOp:

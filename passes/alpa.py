@@ -288,8 +288,8 @@ def fingerprint(module: ir.Module) -> str:
         module = copied(module)
         for name in given:
             del main_function(module).attributes[name]
-    text = cast(str, module.operation.get_asm(enable_debug_info=False))
-    return hashlib.sha256(text.encode()).hexdigest()
+    text = cast(bytes, module.operation.get_asm(binary=True, enable_debug_info=False))
+    return hashlib.sha256(text).hexdigest()
 
 
 def planned_for(module: ir.Module) -> str | None:
