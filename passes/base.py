@@ -148,7 +148,8 @@ class Pass(ABC):
 
     name: ClassVar[str]
     is_checked: bool = False
-    """another pass has checked all shapes of the module (`check_input`)"""
+    """another pass has checked all shapes of the module (`check_input`), and its layers if it has
+    any (`check_layers`)"""
     show: Show = quiet
     """hears how far the pass is"""
 

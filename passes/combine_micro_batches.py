@@ -62,10 +62,11 @@ another number of micro-batches, or no argument is a batch and the state changes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from alpa.dialects import body, func, ir, ops_where, stablehlo, terminator
+from alpa.dialects import body, func, ir, ops_where, terminator
 from alpa.dialects.attributes import (
     EXACT,
     GRADIENT,
@@ -85,7 +86,6 @@ from alpa.passes.analysis.graph import Graph, replace_op, shape, splat
 from alpa.passes.analysis.input_checks import check_input, check_unplanned
 from alpa.passes.analysis.micro_batches.relate import relate
 from alpa.passes.analysis.micro_batches.whole import strip_whole
-from alpa.passes.analysis.op_kinds import ARITHMETIC
 from alpa.passes.analysis.roles import Roles, infer_roles
 from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.micro_batches.split import Split
@@ -119,16 +119,18 @@ class CombineMicroBatches(Pass):
         with module.context:
             main = check_input(module, is_checked=self.is_checked)
             check_unplanned(main)
-            inline_calls(module, main)
+            others = inline_calls(module, main)
+            unclean = [op for op in others if _is_removed(op, body(main))]
             mode = self._mode(module)
             if self.num_micro_batches > 1 and mode == EXACT:
-                mode = self._combine(module, main, remark)
+                mode = self._combine(module, main, others, remark)
             elif self.num_micro_batches > 1:
                 _check_states(main)
                 mark_gradients(body(main))
             if WHOLE in module.operation.attributes:
                 strip_whole(module)
-            _clean(main, remark)
+            if unclean:
+                _clean(main, remark)
             if self.num_micro_batches > 1:
                 module.operation.attributes[MICRO_BATCHES] = ir.StringAttr.get(mode)
 
@@ -137,8 +139,10 @@ class CombineMicroBatches(Pass):
             return self.micro_batches
         return INDEPENDENT if micro_batches_of(module) == INDEPENDENT else EXACT
 
-    def _combine(self, module: ir.Module, main: func.FuncOp, remark: Remark) -> str:
-        """Proves and rewrites; what was proven."""
+    def _combine(
+        self, module: ir.Module, main: func.FuncOp, others: Sequence[ir.OpView], remark: Remark
+    ) -> str:
+        """Proves and rewrites; what was proven. `others` are the ops that are no arithmetic."""
         whole = module.operation.attributes.get(WHOLE)
         if whole is not None and ir.IntegerAttr(whole).value != self.num_micro_batches:
             raise PassError(
@@ -146,9 +150,9 @@ class CombineMicroBatches(Pass):
                 f"the program was lowered for {ir.IntegerAttr(whole).value} micro-batches, and "
                 f"num-micro-batches is {self.num_micro_batches}; lower it for as many",
             )
-        block = body(main)
-        scatter_apart(block)
-        graph = Graph.of(block)
+        graph = Graph.of(body(main))
+        if scatter_apart(graph):
+            graph = Graph.of(body(main))
         roles = infer_roles(main, graph)
         if not any(argument.role == "batch" for argument in roles.arguments):
             if any(graph.returned[r] != a for r, a in roles.state_pairs().items()):
@@ -170,12 +174,10 @@ class CombineMicroBatches(Pass):
         )
         split = Split(main=main, graph=graph, roles=roles, context=context)
         draws = any(
-            call_target(op) == RANDOM and context.at(op.results[0]).kind == "rows"
-            for op in ops_where(main, _is_call)
+            call_target(op) == RANDOM and context.at(op.results[0]).kind == "rows" for op in others
         )
         if any(context.at(value).is_mixed for value in split.returned):
             # Calls of the host mix whatever they read, and have a sentence of their own.
-            others = ops_where(main, lambda op: op.name not in ARITHMETIC)
             refuse_host_calls(main, others)
         split.check()
         split.rewrite()
@@ -209,8 +211,8 @@ def _report_sizes(graph: Graph, roles: Roles, remark: Remark) -> None:
     }
     found = [
         (number, op.location)
-        for op in graph.ops
-        if isinstance(op, stablehlo.ConstantOp)
+        for op, name in zip(graph.ops, graph.names, strict=True)
+        if name == "stablehlo.constant"
         and (number := splat(op.results[0])) is not None
         and number in sizes
         and number > 2  # Smaller ones are everywhere.
@@ -225,17 +227,22 @@ def _report_sizes(graph: Graph, roles: Roles, remark: Remark) -> None:
         )
 
 
-def _is_call(op: ir.Operation) -> bool:
-    return op.name == "stablehlo.custom_call"
+def _is_removed(op: ir.OpView, block: ir.Block) -> bool:
+    """Whether only this pass reads a call, or it is a marker that means nothing where it is: not in
+    the block of `@main`."""
+    target = call_target(op)
+    return target == RANDOM or (
+        target in (GRADIENT, LAYER_BOUNDARY) and op.operation.block != block
+    )
 
 
 def _clean(main: func.FuncOp, remark: Remark) -> None:
     """Removes what only this pass reads, and markers where they mean nothing."""
     boundary: ir.Location | None = None
-    for op in ops_where(main, _is_call):
-        target, inside = call_target(op), op.operation.block != body(main)
-        if target == RANDOM or (inside and target in (GRADIENT, LAYER_BOUNDARY)):
-            if target == LAYER_BOUNDARY:
+    block = body(main)
+    for op in ops_where(main, lambda op: op.name == "stablehlo.custom_call"):
+        if _is_removed(op, block):
+            if call_target(op) == LAYER_BOUNDARY:
                 boundary = boundary or op.location
             replace_op(op, op.operands)
     if boundary is not None:

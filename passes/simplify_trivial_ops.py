@@ -90,10 +90,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from alpa.dialects import body, ir, ops_where
+from alpa.dialects import body, ir
 from alpa.dialects.symbols import drop_unused_meshes
 from alpa.passes.analysis.input_checks import check_input
-from alpa.passes.analysis.op_kinds import ARITHMETIC
 from alpa.passes.base import Pass, Remark
 from alpa.passes.sharding.call_costs import write_costs
 from alpa.passes.simplify.follow import mark_follow
@@ -117,9 +116,8 @@ class SimplifyTrivialOps(Pass):
         with module.context:
             main = check_input(module, is_checked=self.is_checked)
             drop_gspmd(module, remark)
-            inline_calls(module, main)
+            others = inline_calls(module, main)
             drop_unused_meshes(module)
-            others = ops_where(main, lambda op: op.name not in ARITHMETIC)
             refuse_host_calls(main, others)
             write_costs(others)
             drop_memory_kinds(main, others, remark)

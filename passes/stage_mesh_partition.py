@@ -238,7 +238,8 @@ class StageMeshPartition(Pass):
         cluster = self._checked(function)
         with errors_at(function):
             self = self.with_schedule()
-        check_layers(function)
+        if not self.is_checked:
+            check_layers(function)
         if self.objective == "throughput":
             require_forwards(function)
         with errors_at(function):

@@ -222,7 +222,7 @@ class DataFlow:
     def _module(self) -> ir.Module:
         module = self._traced.lower("cpu")
         run_pass("simplify-trivial-ops", {}, module, Clock())
-        scatter_apart(body(main_function(module)))
+        scatter_apart(Graph.of(body(main_function(module))))
         return module
 
 

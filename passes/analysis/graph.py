@@ -102,9 +102,22 @@ class Graph:
         )
 
     @cached_property
+    def number(self) -> dict[ir.Value, int]:
+        """The number of each value."""
+        return {value: number for number, value in enumerate(self.values)}
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The name of each op; an op may have an attribute that hides its own `name`."""
+        return [op.operation.name for op in self.ops]
+
+    @cached_property
     def markers(self) -> list[str | None]:
         """For each op which marker of our front end it is."""
-        return [marker_of(op) for op in self.ops]
+        return [
+            marker_of(op) if name == "stablehlo.custom_call" else None
+            for op, name in zip(self.ops, self.names, strict=True)
+        ]
 
     @cached_property
     def gradient_marks(self) -> list[int]:
@@ -143,15 +156,16 @@ class Graph:
             num_arguments=len(inputs),
         )
 
-    def cone(self, values: Iterable[int]) -> set[int]:
-        """The ops that one of the values depends on."""
+    def cone(self, values: Iterable[int], first: int = 0) -> set[int]:
+        """The ops that one of the values depends on, of those from number `first` on."""
+        producer, operands = self.producer, self.operands
         inside: set[int] = set()
-        stack = [self.producer[v] for v in values]
+        stack = [producer[v] for v in values]
         while stack:
             op = stack.pop()
-            if op >= 0 and op not in inside:
+            if op >= first and op not in inside:
                 inside.add(op)
-                stack += [self.producer[v] for v in self.operands[op]]
+                stack += [producer[v] for v in operands[op]]
         return inside
 
     def depends(self, arguments: Iterable[int]) -> list[bool]:
@@ -184,7 +198,6 @@ class Graph:
         positions = self._positions()
         for v in sorted(positions):
             first[v] = of_type.setdefault(self.types[v], v)
-        number = {value: i for i, value in enumerate(self.values)}
 
         # Types, attributes and regions are read only of ops that agree in all else.
         alone: dict[Hashable, int] = {}
@@ -193,14 +206,13 @@ class Graph:
 
         def contents_of(o: int) -> Hashable:
             types = tuple([self.types[v] for v in self.results[o]])
-            return (types, contents(self.ops[o], lambda v: first[number[v]], {}))
+            return (types, contents(self.ops[o], lambda v: first[self.number[v]], {}))
 
-        for o, (op, read, results) in enumerate(
-            zip(self.ops, self.read, self.results, strict=True)
+        for o, (name, read, results) in enumerate(
+            zip(self.names, self.read, self.results, strict=True)
         ):
             if positions.issuperset(results):
                 continue
-            name = op.name
             if name == "stablehlo.optimization_barrier":
                 same = [first[v] for v in read]
             else:
@@ -219,12 +231,12 @@ class Graph:
     def _positions(self) -> set[int]:
         """The integers that depend on no argument. A barrier's result counts as its operand."""
         moving = set(range(self.num_arguments))
-        for op, read, operands, results in zip(
-            self.ops, self.read, self.operands, self.results, strict=True
+        for name, read, operands, results in zip(
+            self.names, self.read, self.operands, self.results, strict=True
         ):
             if moving.isdisjoint(operands):
                 continue
-            if op.name == "stablehlo.optimization_barrier":
+            if name == "stablehlo.optimization_barrier":
                 moving.update(v for v, of in zip(results, read, strict=True) if of in moving)
             else:
                 moving.update(results)
@@ -293,7 +305,7 @@ def combiner(op: ir.OpView, region: int = 0) -> str | None:
 
 
 def recipe(
-    op: ir.OpView,
+    row: Row,
     outer: Callable[[ir.Value], int],
     inner: dict[ir.Value, int],
     ignored: str | None = None,
@@ -303,9 +315,13 @@ def recipe(
     `inner` numbers the values of the regions around it, downwards from -1. `ignored` is an
     attribute that makes no difference, beside those of the planner.
     """
-    operands = tuple([inner[v] if v in inner else outer(v) for v in op.operands])
-    types = tuple([v.type for v in op.results])
-    return (op.name, operands, types, contents(op, outer, inner, ignored))
+    op, name, operands, results = row
+    if inner:
+        read = tuple([inner[v] if v in inner else outer(v) for v in operands])
+    else:
+        read = tuple(map(outer, operands))
+    types = tuple([v.type for v in results])
+    return (name, read, types, contents(op, outer, inner, ignored))
 
 
 def contents(
@@ -315,11 +331,12 @@ def contents(
     ignored: str | None = None,
 ) -> Hashable:
     """The attributes and regions of an op, as in `recipe`."""
-    attributes = frozenset(
+    # MLIR gives them in the order of their names.
+    attributes = tuple(
         [
             (name, attr)
             for name, attr in attributes_of(op)
-            if name != ignored and not name.startswith("alpa.")
+            if not name.startswith("alpa.") and name != ignored
         ]
     )
     if not len(op.regions):
@@ -329,7 +346,7 @@ def contents(
         for block in region.blocks:
             for argument in block.arguments:
                 inner[argument] = -1 - len(inner)
-            for nested in block.operations:
+            for nested in rows_of(block):
                 regions.append(recipe(nested, outer, inner, ignored))
                 for result in nested.results:
                     inner[result] = -1 - len(inner)
@@ -343,11 +360,9 @@ def block_recipe(
     others; see `recipe`. `rows` are those of the block, if they have been read."""
     number: dict[ir.Value, int] = {v: n for n, v in enumerate(block.arguments)}
     ops: list[Hashable] = [tuple([argument.type for argument in number])]
-    for op, name, operands, results in rows_of(block) if rows is None else rows:
-        read = tuple([number[value] for value in operands])
-        types = tuple([value.type for value in results])
-        ops.append((name, read, types, contents(op, number.__getitem__, {}, ignored)))
-        for result in results:
+    for row in rows_of(block) if rows is None else rows:
+        ops.append(recipe(row, number.__getitem__, {}, ignored))
+        for result in row.results:
             number[result] = len(number)
     return tuple(ops)
 

@@ -191,7 +191,7 @@ class _Splitter:
         factors = [
             {(on_state[v], on_op[v]) for v in graph.operands[p]}
             for p in cone
-            if graph.ops[p].name in PRODUCTS
+            if graph.names[p] in PRODUCTS
         ]
         apart = {(True, False), (False, True)}
         return not any(on_state[v] for v in graph.results[o]) and any(apart <= it for it in factors)
@@ -238,11 +238,11 @@ class _Splitter:
             o = graph.producer[stack.pop()]
             if o < 0 or not any(self.batch[v] for v in graph.results[o]):
                 continue
-            op = graph.ops[o]
+            name = graph.names[o]
             # A stack of one layer is the broadcast gradient of that layer, in the state's shape. A
             # norm, in contrast, broadcasts its statistics to the shape of its operand.
-            same = op.name in SAME_ELEMENTS or (
-                op.name == "stablehlo.broadcast_in_dim"
+            same = name in SAME_ELEMENTS or (
+                name == "stablehlo.broadcast_in_dim"
                 and graph.types[graph.results[o][0]] == graph.types[new]
             )
             alike = [
@@ -258,9 +258,10 @@ class _Splitter:
                 if v not in seen:
                     seen.add(v)
                     stack.append(v)
-        found = [o for o in found if graph.ops[o].name != "stablehlo.broadcast_in_dim"]
+        found = [o for o in found if graph.names[o] != "stablehlo.broadcast_in_dim"]
         if len(found) > 1:
-            before = [graph.cone(graph.operands[o]) for o in found]
+            first = min(found)
+            before = [graph.cone(graph.operands[o], first) for o in found]
             found = [o for o in found if not any(o in cone for cone in before)]
         return found
 
@@ -351,13 +352,17 @@ class _Splitter:
         Parameters are the states that lead to a gradient, of their own or of another one.
         """
         graph = self.graph
-        bit = {o: 1 << o for found in gradients.values() for o in found}
+        numbered = enumerate(dict.fromkeys(o for found in gradients.values() for o in found))
+        bit = {o: 1 << number for number, o in numbered}
         # leads_to[o] is the set of the gradients whose operands depend on op o.
         leads_to = [0] * len(graph.ops)
         for o in reversed(range(len(graph.ops))):
-            for p in (graph.producer[v] for v in graph.operands[o]):
-                if p >= 0:
-                    leads_to[p] |= leads_to[o] | bit.get(o, 0)
+            reached = leads_to[o] | bit.get(o, 0)
+            if not reached:
+                continue
+            for v in graph.operands[o]:
+                if (p := graph.producer[v]) >= 0:
+                    leads_to[p] |= reached
         every = 0
         for a, found in gradients.items():
             if any(leads_to[o] for o in graph.users[a]):
@@ -368,7 +373,7 @@ class _Splitter:
     def _repeats(self, o: int, activations: set[int]) -> bool:
         """Whether an op is a forward op, or computes the same values as one."""
         graph = self.graph
-        if graph.ops[o].name == "stablehlo.optimization_barrier":
+        if graph.names[o] == "stablehlo.optimization_barrier":
             return True
         return all(self.first_equal[v] in activations for v in graph.results[o])
 

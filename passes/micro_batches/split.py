@@ -87,14 +87,18 @@ class Split(RelatedStep):
 
         Where it is known which operand a select takes, the other one is read no more.
         """
-        for op in self.graph.ops:
-            chosen = self.at(op.operands[0]).splat if isinstance(op, stablehlo.SelectOp) else None
+        for op, name in zip(self.graph.ops, self.graph.names, strict=True):
+            chosen = self.at(op.operands[0]).splat if name == "stablehlo.select" else None
             if chosen is not None:
                 taken = 1 if chosen else 2
                 op.operands[3 - taken] = op.operands[taken]
-        producer = self._producer
+        graph = self.graph
         # What is inside of a loop is mixed, or runs in the step.
-        found = [(producer[v], number) for v, number in self.context.substituted if v in producer]
+        found = [
+            (graph.producer[graph.number[v]], number)
+            for v, number in self.context.substituted
+            if v in graph.number
+        ]
         for o, number in sorted(found):
             op = self.graph.ops[o]
             with ir.InsertionPoint(op), op.location:
@@ -118,12 +122,9 @@ class Split(RelatedStep):
         return value
 
     def _is_in_step(self, value: ir.Value) -> bool:
-        producer = self._producer.get(value, -1)
+        graph = self.graph
+        producer = graph.producer[graph.number[value]] if value in graph.number else -1
         return producer >= 0 and self.in_step[producer]
-
-    @cached_property
-    def _producer(self) -> dict[ir.Value, int]:
-        return dict(zip(self.graph.values, self.graph.producer, strict=True))
 
     @cached_property
     def _marked(self) -> set[ir.Value]:
@@ -149,7 +150,7 @@ class Split(RelatedStep):
         if value in self.wholes or isinstance(value.owner, ir.Block):
             return self.wholes.get(value, value)
         op = value.owner.opview
-        outside = [v for v in used_values(op) if v in self._producer]
+        outside = [v for v in used_values(op) if v in self.graph.number]
         changed = {v: new for v in outside if (new := self._whole(v)) != v}
         differs = self.context.whole(op)
         if isinstance(differs.get("value"), ir.StringAttr):
@@ -269,7 +270,7 @@ def _in_step(graph: Graph, roles: Roles, kind: Sequence[Kind]) -> list[bool]:
             behind[v] = here or (o in marks and kinds == {"sum"})
     for o in reversed(flexible):
         # The number travels, and not the array that repeats it.
-        if graph.ops[o].name == "stablehlo.broadcast_in_dim" and not (found[o] or o in marked):
+        if graph.names[o] == "stablehlo.broadcast_in_dim" and not (found[o] or o in marked):
             users = [user for v in graph.results[o] for user in graph.users[v]]
             found[o] = bool(users) and all(found[user] for user in users)
     while True:

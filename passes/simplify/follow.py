@@ -55,8 +55,9 @@ class _Marker:
         for argument in block.arguments:
             self.values[argument] = _Value(argument.type, _rank(argument.type))
         for op in block.operations:
-            self._visit(op, op.operation.name)
-            for inner in programs(op):
+            name = op.operation.name
+            self._visit(op, name)
+            for inner in programs(op, name):
                 self.mark(inner)
 
     def _visit(self, op: ir.OpView, name: str) -> None:

@@ -8,15 +8,17 @@ from alpa.dialects import body, func, ir, ops_where, sdy
 from alpa.dialects.attributes import signature_attrs
 from alpa.dialects.symbols import referenced_symbols
 from alpa.passes.analysis.graph import replace_op
+from alpa.passes.analysis.op_kinds import ARITHMETIC
 from alpa.passes.base import PassError
 
 _CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 
 
-def inline_calls(module: ir.Module, main: func.FuncOp) -> None:
+def inline_calls(module: ir.Module, main: func.FuncOp) -> list[ir.OpView]:
     """Inlines every call below `main` and erases the functions that are referenced no more.
 
     A `stablehlo.composite` is by definition a call of its decomposition and is inlined too.
+    Returns the ops of `main` that are no arithmetic, parents first.
 
     Raises:
         PassError: a recursion, or a callee that has no body or several blocks.
@@ -24,7 +26,7 @@ def inline_calls(module: ir.Module, main: func.FuncOp) -> None:
     functions = {
         op.sym_name.value: op for op in module.body.operations if isinstance(op, func.FuncOp)
     }
-    inlined: set[str] = set()
+    inlined: dict[str, list[ir.OpView]] = {}
     kept = [main.sym_name.value]
     for name in kept:  # grows: a custom call of a kept function keeps its computations
         _flatten(name, functions, inlined, ())
@@ -33,22 +35,33 @@ def inline_calls(module: ir.Module, main: func.FuncOp) -> None:
     for name, function in functions.items():
         if name not in kept:
             function.operation.erase()
+    return inlined[kept[0]]
 
 
 def _flatten(
-    name: str, functions: dict[str, func.FuncOp], inlined: set[str], callers: tuple[str, ...]
+    name: str,
+    functions: dict[str, func.FuncOp],
+    inlined: dict[str, list[ir.OpView]],
+    callers: tuple[str, ...],
 ) -> None:
-    """Inlines the calls in a function, the callee's own ones first."""
+    """Inlines the calls in a function, the callee's own ones first; notes its ops that are no
+    arithmetic."""
     if name in inlined:
         return
     callers = (*callers, name)
-    for call in ops_where(functions[name], lambda op: op.name in _CALLS):
+    others = ops_where(functions[name], _is_other)
+    calls = [op for op in others if op.operation.name in _CALLS]
+    for call in calls:
         attr = call.attributes[_CALLS[call.operation.name]]
         callee = ir.FlatSymbolRefAttr(attr).value
         _check_callee(call, callee, functions, callers)
         _flatten(callee, functions, inlined, callers)
         _inline(call, functions[callee])
-    inlined.add(name)
+    inlined[name] = ops_where(functions[name], _is_other) if calls else others
+
+
+def _is_other(op: ir.Operation) -> bool:
+    return op.name not in ARITHMETIC
 
 
 def _check_callee(

@@ -47,21 +47,20 @@ def simplify(block: ir.Block, rewrites: Mapping[str, tuple[Rewrite, ...]]) -> No
     A rewrite looks at an op and at the producers of its operands only, and these stand before
     it: in program order one visit of each op, old or new, is enough. Linear in the number of ops.
     """
-    pending: list[ir.OpView] = []
+    pending: list[tuple[ir.OpView, str]] = []
     _add_program(block, pending)
     pending.reverse()
     removable: list[ir.OpView] = []
     rewriter = Rewriter()
     while pending:
-        op = pending.pop()
-        name = op.operation.name
+        op, name = pending.pop()
         rewriter.rewritten = op
         for rewrite in rewrites.get(name, ()):
             values = rewrite(op, rewriter)
             if values is None:
                 continue
             replace_op(op, _keep_sharding(op, values))
-            pending += reversed(rewriter.created)
+            pending += [(it, it.operation.name) for it in reversed(rewriter.created)]
             rewriter.created.clear()
             break
         else:
@@ -72,18 +71,19 @@ def simplify(block: ir.Block, rewrites: Mapping[str, tuple[Rewrite, ...]]) -> No
     _erase_dead(removable)
 
 
-def _add_program(block: ir.Block, ops: list[ir.OpView]) -> None:
-    """Adds the ops of a block and of the programs in it; bodies of reductions and the like are
-    none."""
+def _add_program(block: ir.Block, ops: list[tuple[ir.OpView, str]]) -> None:
+    """Adds the ops of a block and of the programs in it, with their names; bodies of reductions and
+    the like are none."""
     for op in block.operations:
-        ops.append(op)
-        for inner in programs(op):
+        name = op.operation.name
+        ops.append((op, name))
+        for inner in programs(op, name):
             _add_program(inner, ops)
 
 
-def programs(op: ir.OpView) -> list[ir.Block]:
-    """The blocks in an op that are programs of their own rather than scalar functions."""
-    if op.operation.name in _WITH_PROGRAMS:
+def programs(op: ir.OpView, name: str) -> list[ir.Block]:
+    """The blocks in an op of a name that are programs of their own rather than scalar functions."""
+    if name in _WITH_PROGRAMS:
         return [block for region in op.regions for block in region.blocks]
     return []
 

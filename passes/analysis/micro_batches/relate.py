@@ -117,9 +117,11 @@ def relate(
         samples=math.gcd(*samples) or 1,
     )
     context.relations.update(zip(values[: graph.num_arguments], arguments, strict=True))
-    for op, read, made in zip(graph.ops, graph.read, graph.results, strict=True):
+    of_value = context.relations
+    for op, name, read, made in zip(graph.ops, graph.names, graph.read, graph.results, strict=True):
         types = [graph.types[v] for v in (*made, *read)]
-        _relate_op(context, op, [values[v] for v in read], [values[v] for v in made], types)
+        related = [of_value[values[v]] for v in read]
+        _relate_op(context, op, name, related, [values[v] for v in made], types)
     return context
 
 
@@ -129,20 +131,22 @@ def _walk(context: Context, block: ir.Block) -> list[Relation]:
     for op in ops:
         operands, results = list(op.operands), list(op.results)
         types = [value.type for value in (*results, *operands)]
-        _relate_op(context, op, operands, results, types)
+        related = [context.relations[value] for value in operands]
+        _relate_op(context, op, op.operation.name, related, results, types)
     return [context.at(value) for value in end.operands]
 
 
 def _relate_op(
     context: Context,
     op: ir.OpView,
-    operands: Sequence[ir.Value],
+    name: str,
+    operands: Sequence[Relation],
     results: Sequence[ir.Value],
     types: Sequence[ir.Type],
 ) -> None:
-    """Adds the relations of an op's results; `types` are those of its results and operands."""
-    related = [context.relations[value] for value in operands]
-    found: Sequence[Relation] = _known_or_related(context, op, related, types)
+    """Adds the relations of an op's results to those of its operands; `types` are those of the
+    results and of the operands."""
+    found: Sequence[Relation] = _known_or_related(context, op, name, operands, types)
     if context.shards is not None:
         found = context.shards.checked(context.relations, op, found)
     for result, relation in zip(results, found, strict=True):
@@ -169,10 +173,13 @@ def _passes_on(op: ir.OpView) -> bool:
 
 
 def _known_or_related(
-    context: Context, op: ir.OpView, operands: Sequence[Relation], types: Sequence[ir.Type]
+    context: Context,
+    op: ir.OpView,
+    name: str,
+    operands: Sequence[Relation],
+    types: Sequence[ir.Type],
 ) -> list[Relation]:
     """The relations of an op's results, from one that is like it if there was one."""
-    name = op.operation.name
     # A root is a value of this op's own.
     is_alike = name in _READS and all(it.root is None for it in operands)
     combined = combiner(op) if is_alike and name == "stablehlo.reduce" else ""
