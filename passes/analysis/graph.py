@@ -257,7 +257,8 @@ def _of_integers(type_: ir.Type) -> bool:
 
 def used_values(op: ir.OpView) -> list[ir.Value]:
     """An op's operands and the values that its regions use from outside or inside."""
-    return [*op.operands, *captured_values(op)]
+    captured = captured_values(op)
+    return [*op.operands, *captured] if captured else list(op.operands)
 
 
 def captured_values(op: ir.OpView) -> list[ir.Value]:
@@ -369,13 +370,15 @@ def block_recipe(
 
 def replace_operands(op: ir.OpView, replacement: dict[ir.Value, ir.Value]) -> None:
     """Replaces operands of an op and of all ops inside its regions."""
-    for i, operand in enumerate(op.operands):
+    operands = op.operands
+    for i, operand in enumerate(operands):
         if operand in replacement:
-            op.operands[i] = replacement[operand]
-    for region in op.regions:
-        for block in region.blocks:
-            for inner in block.operations:
-                replace_operands(inner, replacement)
+            operands[i] = replacement[operand]
+    if len(op.regions):
+        for region in op.regions:
+            for block in region.blocks:
+                for inner in block.operations:
+                    replace_operands(inner, replacement)
 
 
 def replace_op(op: ir.OpView, values: Sequence[ir.Value]) -> None:

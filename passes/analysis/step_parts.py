@@ -119,8 +119,12 @@ class _Splitter:
     @property
     def on_batch(self) -> list[bool]:
         """For each op whether it depends on the batch."""
-        pairs = zip(self.graph.operands, self.graph.results, strict=True)
-        return [any(self.batch[v] for v in (*operands, *results)) for operands, results in pairs]
+        pairs, batch = zip(self.graph.operands, self.graph.results, strict=True), self.batch
+        # All results of an op depend on it, or none.
+        return [
+            batch[results[0]] if results else any(batch[v] for v in operands)
+            for operands, results in pairs
+        ]
 
     def forward(
         self, results: list[int], pairs: dict[int, int], state: set[int]

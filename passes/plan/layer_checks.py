@@ -95,12 +95,13 @@ def check_stages(module: ir.Module) -> None:
 
 def placed_ops(ops: Iterable[ir.OpView]) -> Counter[str]:
     """Counts the ops by name, except markers and cheap ops, which may be copied."""
-    named = ((op, op.operation.name) for op in ops)
-    return Counter(
-        name
-        for op, name in named
-        if name not in CHEAP and (name != "stablehlo.custom_call" or marker_of(op) is None)
-    )
+    ops = list(ops)
+    names = [op.operation.name for op in ops]
+    pairs = zip(ops, names, strict=True)
+    calls = (op for op, name in pairs if name == "stablehlo.custom_call")
+    found = Counter(names)
+    found["stablehlo.custom_call"] -= sum(marker_of(op) is not None for op in calls)
+    return Counter({name: n for name, n in found.items() if n and name not in CHEAP})
 
 
 def check_placed_once(before: Counter[str], function: func.FuncOp) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from alpa.dialects import body, func, ir, terminator
 from alpa.dialects.attributes import Part, read_arguments, read_results, state_pairs
 from alpa.dialects.mpmd_types import Origin
-from alpa.passes.analysis.graph import used_values
+from alpa.passes.analysis.graph import union, used_values
 from alpa.passes.base import PassError, errors_at
 
 
@@ -53,13 +53,13 @@ def check_updates(function: func.FuncOp, units: Sequence[Unit]) -> None:
             made_of.update(dict.fromkeys(unit.op.results, 1 << unit.place))
     steps = [step for unit in updates for step in _steps(unit.op)]
     for read, made in steps:
-        above = _union(made_of, read)
-        for value in made:
-            made_of[value] |= above
+        if above := _union(made_of, read):
+            for value in made:
+                made_of[value] |= above
     for read, made in reversed(steps):
-        below = _union(leads_to, made)
-        for value in read:
-            leads_to[value] |= below
+        if below := _union(leads_to, made):
+            for value in read:
+                leads_to[value] |= below
     for unit in updates:
         for number, value in enumerate(terminator(body(unit.op)).operands):
             # An op with several results, such as a branch, is placed by all of them.
@@ -74,16 +74,13 @@ def _steps(update: ir.OpView) -> Iterator[tuple[Sequence[ir.Value], Sequence[ir.
     for outer, inner in zip(update.operands, block.arguments, strict=True):
         yield [outer], [inner]
     for op in ops:
-        yield used_values(op), list(op.results)
+        yield used_values(op), tuple(op.results)
     for inner, outer in zip(end.operands, update.results, strict=True):
         yield [inner], [outer]
 
 
 def _union(sets: Mapping[ir.Value, int], values: Iterable[ir.Value]) -> int:
-    found = 0
-    for value in values:
-        found |= sets[value]
-    return found
+    return union([sets.get(value, 0) for value in values])
 
 
 def _check_result(unit: Unit, number: int, made_of: int, to: int) -> None:

@@ -102,7 +102,7 @@ def _rematerialise(
         zip(body(forward).arguments, forward.operands, strict=True)
     )
     values = [graph.values[v] for v in returned]
-    smaller = _computation(forward, _live(graph, returned), values, outside)
+    smaller = _computation(forward, _live(graph, returned), values, outside, is_copied=True)
     outside = dict(zip(values, smaller.results, strict=True)) | outside
     inner: dict[ir.Value, ir.Value] = {result: graph.values[v] for v, result in results}
     for argument, operand in zip(body(backward).arguments, backward.operands, strict=True):
@@ -116,7 +116,8 @@ def _rematerialise(
     made = {value for o in again for value in graph.ops[o].results}
     activations = {v for v, outer in outside.items() if outer not in states and v not in made}
     ops = segments.in_order(graph, again, cuts, own, set(end.operands), activations)
-    larger = _computation(backward, list(ops), list(end.operands), outside)
+    # The smaller forward part has copies, so all ops can move.
+    larger = _computation(backward, list(ops), list(end.operands), outside, is_copied=False)
     if again:
         larger.attributes[REMAT] = ir.UnitAttr.get()
     for old, new in zip(backward.results, larger.results, strict=True):
@@ -181,8 +182,10 @@ def _computation(
     steps: Sequence[ir.OpView | Gate],
     returned: Sequence[ir.Value],
     outside: Mapping[ir.Value, ir.Value],
+    *,
+    is_copied: bool,
 ) -> mpmd.NamedComputationOp:
-    """A computation of copies of ops, before an old one, whose name it has.
+    """A computation of ops or copies of them, before an old one, whose name it has.
 
     `outside` says what stands outside for a value that they read and do not make.
     """
@@ -200,16 +203,21 @@ def _computation(
         )
     argument = dict(zip(inputs, block.arguments, strict=True))
     inside: dict[ir.Value, ir.Value] = {v: argument[outer] for v, outer in entering.items()}
+    end = ir.InsertionPoint(block)
     for step in steps:
         if isinstance(step, tuple):
-            with ir.InsertionPoint(block), old.location:
-                barrier = stablehlo.OptimizationBarrierOp([inside[value] for value in step])
+            with end, old.location:
+                read = [inside.get(value, value) for value in step]
+                barrier = stablehlo.OptimizationBarrierOp(read)
             inside.update(zip(step, barrier.results, strict=True))
-        else:
-            clone = step.operation.clone(ip=ir.InsertionPoint(block)).opview
+        elif is_copied:
+            clone = step.operation.clone(ip=end).opview
             replace_operands(clone, inside)
             inside.update(zip(step.results, clone.results, strict=True))
-    with ir.InsertionPoint(block), computation.location:
-        return_([inside[value] for value in returned])
+        else:
+            block.append(step.operation)
+            replace_operands(step, inside)
+    with end, computation.location:
+        return_([inside.get(value, value) for value in returned])
     computation.attributes[FLOPS] = i64(int(sum(op_cost.flops(op) for op in ops)))
     return computation
