@@ -45,11 +45,12 @@ mesh only, has shardings without a mesh in common, or reads whole arrays inside.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from alpa.dialects import func, ir
-from alpa.dialects.elided import elided_constants
+from alpa.dialects import func, ir, ops_where
+from alpa.dialects.elided import CONSTANTS, elided_among
 from alpa.passes.analysis.graph import type_bytes
 from alpa.passes.analysis.input_checks import check_input, checked_types
 from alpa.passes.base import Pass, Remark
@@ -57,6 +58,8 @@ from alpa.passes.cost.device import size_text
 from alpa.passes.imports.aliases import take_aliases, write_aliases
 from alpa.passes.imports.shard_map import import_shard_maps
 from alpa.passes.imports.tuples import flatten_tuples
+
+_LOOKED_AT = {*CONSTANTS, "stablehlo.custom_call"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,20 +71,22 @@ class ImportHlo(Pass):
     def run(self, module: ir.Module, remark: Remark) -> None:
         with module.context:
             main, types = checked_types(module)
-            _remark_elided(module, remark)
+            looked_at = ops_where(module, lambda op: op.name in _LOOKED_AT)
+            _remark_elided(looked_at, remark)
             aliases = take_aliases(module, main)
             if any(isinstance(it, ir.TupleType) for it in types):
                 functions = [op for op in module.body.operations if isinstance(op, func.FuncOp)]
                 flatten_tuples(functions)
-            import_shard_maps(module)
+                looked_at = ops_where(module, lambda op: op.name in _LOOKED_AT)
+            import_shard_maps(module, looked_at)
             write_aliases(main, aliases)
             if aliases:
                 check_input(module, is_checked=True)
 
 
-def _remark_elided(module: ir.Module, remark: Remark) -> None:
+def _remark_elided(ops: Iterable[ir.OpView], remark: Remark) -> None:
     """Says which constants have no values; the first one is the place."""
-    elided = elided_constants(module)
+    elided = elided_among(ops)
     if elided:
         size = sum(type_bytes(op.results[0].type) for op in elided)
         those = "1 constant is" if len(elided) == 1 else f"{len(elided)} constants are"

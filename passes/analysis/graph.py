@@ -13,7 +13,7 @@ from operator import or_
 from typing import cast
 
 from alpa.dialects import attributes_of, body, ir, mpmd, stablehlo, walk
-from alpa.dialects.attributes import GRADIENT, marker_of
+from alpa.dialects.attributes import FOLLOW, GRADIENT, marker_of
 from alpa.dialects.caches import cached
 from alpa.passes.analysis.block_rows import Row, rows_of
 
@@ -170,16 +170,11 @@ class Graph:
 
     def depends(self, arguments: Iterable[int]) -> list[bool]:
         """For each value whether it depends on one of the arguments."""
-        marked = [False] * len(self.values)
-        for argument in arguments:
-            marked[argument] = True
+        marked = set(arguments)
         for used, results in zip(self.operands, self.results, strict=True):
-            for v in used:
-                if marked[v]:
-                    for result in results:
-                        marked[result] = True
-                    break
-        return marked
+            if not marked.isdisjoint(used):
+                marked.update(results)
+        return [v in marked for v in range(len(self.values))]
 
     @cached_property
     def first_equal(self) -> list[int]:
@@ -321,7 +316,7 @@ def recipe(
         read = tuple([inner[v] if v in inner else outer(v) for v in operands])
     else:
         read = tuple(map(outer, operands))
-    types = tuple([v.type for v in results])
+    types = (results[0].type,) if len(results) == 1 else tuple([v.type for v in results])
     return (name, read, types, contents(op, outer, inner, ignored))
 
 
@@ -332,14 +327,7 @@ def contents(
     ignored: str | None = None,
 ) -> Hashable:
     """The attributes and regions of an op, as in `recipe`."""
-    # MLIR gives them in the order of their names.
-    attributes = tuple(
-        [
-            (name, attr)
-            for name, attr in attributes_of(op)
-            if not name.startswith("alpa.") and name != ignored
-        ]
-    )
+    attributes = _attributes(op, ignored)
     if not len(op.regions):
         return attributes
     regions: list[Hashable] = []
@@ -352,6 +340,22 @@ def contents(
                 for result in nested.results:
                     inner[result] = -1 - len(inner)
     return (attributes, *regions)
+
+
+def _attributes(op: ir.OpView, ignored: str | None) -> tuple[Hashable, ...]:
+    """The attributes that make a difference; MLIR gives them in the order of their names."""
+    given = op.attributes
+    # Most ops have one attribute, of the planner.
+    number = len(given)
+    if not number or (number == 1 and FOLLOW in given):
+        return ()
+    return tuple(
+        [
+            (name, attr)
+            for name, attr in attributes_of(op)
+            if not name.startswith("alpa.") and name != ignored
+        ]
+    )
 
 
 def block_recipe(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from alpa.dialects import body, func, ir, ops_where, sdy
+from alpa.dialects import body, func, ir, sdy
 from alpa.dialects.attributes import call_target
 from alpa.dialects.sharding import Mesh, Sharding
 from alpa.dialects.symbols import named_meshes
@@ -26,16 +26,16 @@ _MANUAL = "{manual}"
 _PARTITIONS = "mhlo.num_partitions"
 
 
-def import_shard_maps(module: ir.Module) -> None:
+def import_shard_maps(module: ir.Module, ops: Iterable[ir.OpView]) -> None:
     """Writes each `shard_map` of a module for several devices as manual computations over one mesh,
     whose axes are as few as the shardings allow. Parts that are not connected are computations of
-    their own.
+    their own. The custom calls of the module are among the ops.
 
     Raises:
         PassError: a call has no sharding that cuts an array into tiles, no mesh has all shardings,
             a `shard_map` is over some axes only, or its ops read whole arrays.
     """
-    calls = _calls(ops_where(module, lambda op: op.name == "stablehlo.custom_call"), _ENTRY, _EXIT)
+    calls = _calls(ops, _ENTRY, _EXIT)
     if not calls:
         return
     tilings = {op.results[0]: _tiling(op) for op in calls}

@@ -210,10 +210,11 @@ class LayerCosts:
         if (kind, remat) not in self._found:
             cluster, before = program.cluster.kinds[kind], None
             if remat:
-                module = rematerialised(function)
-                function = main_function(module)
                 plain = self._found.get((kind, False))
                 before = None if plain is None else plain.solver
+                known = None if before is None else before.classes.class_of
+                module = rematerialised(function, known)
+                function = main_function(module)
             classes = layer_classes(
                 Graph.of(body(function)),
                 program.arguments,

@@ -20,6 +20,7 @@ so no compiler can merge a copy with its original.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Literal
 
 from alpa.dialects import body, func, ir, main_function, mpmd, stablehlo
@@ -55,11 +56,17 @@ _REPEATABLE = (
 )
 
 
-def rematerialise(function: func.FuncOp, layers: Collection[int] | None = None) -> None:
+def rematerialise(
+    function: func.FuncOp,
+    layers: Collection[int] | None = None,
+    class_of: Sequence[int] | None = None,
+) -> None:
     """Rewrites the given layers, or all, of a clustered program in place.
 
     A layer stays as it is where its backward part reads nothing that can be computed again, or
-    where its forward part exists for its backward part alone.
+    where its forward part exists for its backward part alone. `class_of` has the class of each
+    layer, if equal layers may get copies of each other's computations (`layer_classes.py`), with
+    their locations and `alpa.*` attributes.
     """
     parts: dict[int, dict[Part, ir.OpView]] = {}
     for op in body(function).operations:
@@ -70,23 +77,95 @@ def rematerialise(function: func.FuncOp, layers: Collection[int] | None = None) 
                 parts.setdefault(layer, {})[origin.part] = op
     arguments = zip(body(function).arguments, read_arguments(function), strict=True)
     states = {value for value, argument in arguments if argument.role != "batch"}
+    found: dict[int, _Rewritten | None] = {}
     for layer, mine in parts.items():
         if (layers is None or layer in layers) and {"forward", "backward"} <= mine.keys():
-            _rematerialise(mine["forward"], mine["backward"], states, len(parts))
+            pair = mine["forward"], mine["backward"]
+            if class_of is None:
+                _rematerialise(*pair, states, len(parts))
+            elif class_of[layer] not in found:
+                found[class_of[layer]] = _rematerialise(*pair, states, len(parts))
+            elif (like := found[class_of[layer]]) is not None:
+                like.copy_to(*pair)
 
 
-def rematerialised(function: func.FuncOp) -> ir.Module:
-    """A module with a copy of a clustered program in which all layers are."""
+def rematerialised(function: func.FuncOp, class_of: Sequence[int] | None = None) -> ir.Module:
+    """A module with a copy of a clustered program in which all layers are.
+
+    `class_of`: the class of each layer, if it is enough that equal layers equal the first of them
+    but for locations and `alpa.*` attributes.
+    """
     with function.location:
         module = ir.Module.create()
         function.operation.clone(ip=ir.InsertionPoint(module.body))
-    rematerialise(main_function(module))
+    rematerialise(main_function(module), class_of=class_of)
     return module
+
+
+@dataclass(frozen=True)
+class _Rewritten:
+    """The computations of a layer that is rematerialised, for layers that are equal.
+
+    Numbers are those among the operands of the layer's former forward and backward parts, and then
+    the results of the new forward part.
+    """
+
+    forward: ir.OpView
+    backward: ir.OpView
+    forward_reads: list[int]
+    backward_reads: list[int]
+    kept: dict[int, int]
+    """results of the former forward part, and what is read in their place"""
+
+    @classmethod
+    def of(
+        cls,
+        forward: ir.OpView,
+        backward: ir.OpView,
+        operands: Sequence[ir.Value],
+        kept: Mapping[int, ir.Value],
+    ) -> _Rewritten:
+        """`operands` are those of the former parts."""
+        number: dict[ir.Value, int] = {}
+        for n, value in enumerate((*operands, *forward.results)):
+            number.setdefault(value, n)
+        return cls(
+            forward,
+            backward,
+            [number[value] for value in forward.operands],
+            [number[value] for value in backward.operands],
+            {result: number[value] for result, value in kept.items()},
+        )
+
+    def copy_to(self, forward: ir.OpView, backward: ir.OpView) -> None:
+        """Replaces the parts of another layer."""
+        values: list[ir.Value] = [*forward.operands, *backward.operands]
+        smaller = _copied(self.forward, forward, [values[n] for n in self.forward_reads])
+        values += smaller.results
+        larger = _copied(self.backward, backward, [values[n] for n in self.backward_reads])
+        for old, new in zip(backward.results, larger.results, strict=True):
+            old.replace_all_uses_with(new)
+        backward.erase()
+        for result, n in self.kept.items():
+            forward.results[result].replace_all_uses_with(values[n])
+        forward.erase()
+
+
+def _copied(computation: ir.OpView, old: ir.OpView, operands: Sequence[ir.Value]) -> ir.OpView:
+    """A copy of a computation, before an old one, whose name and place it has."""
+    copy = computation.operation.clone(ip=ir.InsertionPoint(old)).opview
+    copy.operation.location = old.location
+    copy.attributes["origin"] = old.attributes["origin"]
+    for number, value in enumerate(operands):
+        copy.operands[number] = value
+    return copy
 
 
 def _rematerialise(
     forward: ir.OpView, backward: ir.OpView, states: Set[ir.Value], num_layers: int
-) -> None:
+) -> _Rewritten | None:
+    """Replaces both parts of a layer, unless it stays as it is."""
+    former = [*forward.operands, *backward.operands]
     graph = Graph.of(body(forward))
     results = list(zip(graph.returned, forward.results, strict=True))
     wanted = [v for v, result in results if _is_read_by(result, backward)]
@@ -97,7 +176,7 @@ def _rematerialise(
         again, stays = _repeated(graph, wanted, [*kept, *cuts.kept])
     returned = list(dict.fromkeys([*kept, *sorted(cuts.kept), *stays]))
     if not wanted or not returned:
-        return
+        return None
     outside: dict[ir.Value, ir.Value] = dict(
         zip(body(forward).arguments, forward.operands, strict=True)
     )
@@ -123,10 +202,12 @@ def _rematerialise(
     for old, new in zip(backward.results, larger.results, strict=True):
         old.replace_all_uses_with(new)
     backward.erase()
-    for v, result in results:
-        if v in kept:
-            result.replace_all_uses_with(outside[graph.values[v]])
+    stand_in = {n: outside[graph.values[v]] for n, (v, _) in enumerate(results) if v in kept}
+    for n, value in stand_in.items():
+        forward.results[n].replace_all_uses_with(value)
+    rewritten = _Rewritten.of(smaller, larger, former, stand_in)
     forward.erase()
+    return rewritten
 
 
 def _is_read_by(value: ir.Value, reader: ir.OpView) -> bool:

@@ -124,7 +124,9 @@ def test_equal_layers_are_rematerialised_to_equal_ones() -> None:
         main = main_function(again)
         read, derived = classes(main), classes(main, plain.class_of)
         one_each = classes(main, range(4))
+        copies = rematerialised(function, plain.class_of)
     assert len(set(plain.class_of)) < 4
+    assert str(copies) == str(again)
     assert (derived.class_of, derived.links) == (read.class_of, read.links)
     assert str(derived.module) == str(read.module)
     assert one_each.class_of == (0, 1, 2, 3)
