@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from alpa.passes.plan.data import Program, ProgramArgument
-from alpa.passes.plan.instructions import Add, Instruction, Key, Move, Output, Run, Script
+from alpa.passes.plan.instructions import Add, Instruction, Move, Output, Run, Script
+from alpa.passes.plan.versions import Key
 from alpa.runtime.dtypes import numpy_dtype
 from alpa.runtime.exported import module_name
 from alpa.runtime.mesh_array import MeshArray

@@ -6,15 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from alpa.passes.plan.data import Fragment
-from alpa.passes.plan.instructions import (
-    Add,
-    Instruction,
-    Key,
-    Move,
-    Run,
-    Script,
-    meshes_of,
-)
+from alpa.passes.plan.instructions import Add, Instruction, Move, Run, Script, meshes_of
+from alpa.passes.plan.versions import Key
 
 
 class ScriptError(ValueError):

@@ -18,16 +18,8 @@ from typing import Any, Literal
 
 import jax
 
-from alpa.passes.plan.instructions import (
-    Instruction,
-    Key,
-    Move,
-    Run,
-    Script,
-    meshes_of,
-    reads,
-    writes,
-)
+from alpa.passes.plan.instructions import Instruction, Move, Run, Script, meshes_of, reads, writes
+from alpa.passes.plan.versions import Key
 
 Kind = Literal["arguments", "compute", "send", "receive"]
 

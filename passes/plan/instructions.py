@@ -1,9 +1,5 @@
 """Lists the instructions of a step, from a program and the schedule of its plan.
 
-A **key** names one version of a value. `(value, m)` is the version of micro-batch `m`.
-`(value, None)` is the version of the step: an argument, a total over the micro-batches, or a value
-that the update phase produces.
-
 `write_script` makes one list for all meshes; `Script.on` selects a mesh's own list. Every stage
 follows its list in the plan's schedule (`passes.schedules`). A value moves directly before the work
 that reads it first, and is freed after its last use. Stages of one mesh read one another's values
@@ -19,12 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from alpa.dialects.attributes import BackwardHalf
-from alpa.passes.plan.data import Fragment, Program, ProgramResult, Transfer
+from alpa.passes.plan.data import Fragment, Program, ProgramResult
 from alpa.passes.plan.stage_order import read_by, rounds, schedule_of_stages, stages_of
-from alpa.passes.schedules.work import Kind, Work, WorkLists
-
-Key = tuple[int, int | None]
+from alpa.passes.plan.versions import Key, Maker, Versions
+from alpa.passes.schedules.work import Kind, Work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,85 +121,6 @@ def arguments(program: Program) -> frozenset[Key]:
 
 
 @dataclass(frozen=True)
-class _Versions:
-    """Finds which version of a value is read where, and from where it is moved."""
-
-    program: Program
-
-    @cached_property
-    def _transfers(self) -> dict[int, Transfer]:
-        """The transfers by target."""
-        return {step.target: step for step in self.program.transfers}
-
-    @cached_property
-    def summed(self) -> frozenset[int]:
-        """Results that instructions add up; gradients are added up inside their fragments."""
-        program = self.program
-        if program.num_micro_batches == 1:
-            return frozenset()
-        summed = {result.value for result in program.results if result.sum_kind is not None}
-        return frozenset(summed & program.varying - program.returned_totals.keys())
-
-    def is_constant(self, transfer: Transfer) -> bool:
-        """Whether it moves an argument that is the same for all micro-batches."""
-        program, source = self.program, transfer.source
-        return program.parts[source] is None and source not in program.varying
-
-    def version(self, value: int, m: int) -> Key:
-        """The version that a forward or backward fragment of micro-batch `m` reads."""
-        program = self.program
-        if value not in program.varying:
-            return (value, None)
-        new = program.carries.get(value)
-        if m and new is not None and program.values[new] == program.values[value]:
-            return (new, m - 1)
-        return (value, m)
-
-    def may_move(self, value: int) -> bool:
-        """Whether versions of a value may be moved from others."""
-        return value in self._transfers or value in self.program.carries
-
-    def last(self, value: int) -> Key:
-        """The version that the update phase reads: a total, or that of the last micro-batch.
-
-        If only the update reads the result of a transfer, it is moved in the update phase.
-        """
-        program = self.program
-        late = value in self._transfers and value not in program.micro_used
-        if value in program.totals or late:
-            return (value, None)
-        return self.version(value, program.num_micro_batches - 1)
-
-    def source(self, key: Key) -> Key | None:
-        """The key that a key is moved from; None for arguments and results of fragments."""
-        value, m = key
-        transfer = self._transfers.get(value)
-        if transfer is not None:
-            return self.last(transfer.source) if m is None else self.version(transfer.source, m)
-        new = self.program.carries.get(value)
-        # A carried state on the mesh of its argument is read there, as `version` does.
-        return (new, m - 1) if new is not None and m else None
-
-
-@dataclass(frozen=True)
-class _Maker:
-    """A fragment that makes values, as far as a schedule says when it runs."""
-
-    stage: int
-    is_forward: bool
-    half: BackwardHalf | None
-
-    def work(self, m: int, schedule: WorkLists) -> Work | None:
-        """The work that runs it for micro-batch `m`."""
-        if self.is_forward:
-            return Work(self.stage, "forward", m)
-        work = schedule.backward_of(self.stage, m)
-        if work is not None and work.kind == "backward-input" and self.half == "weight":
-            return Work(self.stage, "backward-weight", m)
-        return work
-
-
-@dataclass(frozen=True)
 class _Runs:
     """The runs of a fragment for micro-batches.
 
@@ -213,7 +128,7 @@ class _Runs:
     for all micro-batches.
     """
 
-    versions: _Versions
+    versions: Versions
     fragment: Fragment
 
     @cached_property
@@ -262,7 +177,7 @@ class _Writer:
     def __init__(self, program: Program) -> None:
         self.instructions: list[Instruction] = []
         self._program = program
-        self._versions = _Versions(program)
+        self._versions = Versions(program)
         self._made = set(arguments(program))
         self._sums_here = self._versions.summed - {a.value for a in program.arguments}
         # Transfers to results that need the version of every micro-batch, by their source.
@@ -312,7 +227,7 @@ class _Writer:
             for kind, fragments in stage.items()
         }
         makers = {
-            value: _Maker(s, is_forward=fragment.runs_forward, half=fragment.half)
+            value: Maker(s, is_forward=fragment.runs_forward, half=fragment.half)
             for s, stage in enumerate(stages)
             for fragment in (*stage["forward"], *stage["backward"])
             for value in fragment.outputs
@@ -320,7 +235,7 @@ class _Writer:
         schedule = schedule_of_stages(program, stages)
 
         @cache
-        def made_by(stage: int, kind: Kind, m: int) -> dict[tuple[_Maker, int], None]:
+        def made_by(stage: int, kind: Kind, m: int) -> dict[tuple[Maker, int], None]:
             """Who makes what a work of micro-batch `m` reads, and how many micro-batches later."""
             keys = (self._versions.version(value, m) for value in read[stage, kind])
             found = (self._maker(key, makers) for key in keys)
@@ -350,7 +265,7 @@ class _Writer:
                 for it in runs[work.stage, work.kind]:
                     self._run(it.run(work.micro_batch), work.micro_batch)
 
-    def _maker(self, key: Key, makers: Mapping[int, _Maker]) -> tuple[_Maker, int] | None:
+    def _maker(self, key: Key, makers: Mapping[int, Maker]) -> tuple[Maker, int] | None:
         """Who makes a key, or what it is moved from, for which micro-batch; None if it exists
         already.
 

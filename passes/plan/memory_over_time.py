@@ -16,9 +16,10 @@ from functools import cached_property
 from typing import Literal
 
 from alpa.passes.plan.data import Program
-from alpa.passes.plan.instructions import Add, Instruction, Key, Move, Run, write_script, writes
+from alpa.passes.plan.instructions import Add, Instruction, Move, Run, write_script, writes
 from alpa.passes.plan.predicted_memory import FragmentMemory
 from alpa.passes.plan.step_time import Event, simulate
+from alpa.passes.plan.versions import Key
 
 Kind = Literal["parameters", "optimizer state", "gradients", "activations", "inputs", "temporaries"]
 KINDS: tuple[Kind, ...] = (

@@ -19,7 +19,6 @@ from alpa.passes.cost.cluster import AnyCluster, Cluster
 from alpa.passes.plan.data import Program
 from alpa.passes.plan.instructions import (
     Instruction,
-    Key,
     Move,
     Run,
     Script,
@@ -27,6 +26,7 @@ from alpa.passes.plan.instructions import (
     write_script,
     writes,
 )
+from alpa.passes.plan.versions import Key
 from alpa.passes.schedules import simulate as schedules
 
 

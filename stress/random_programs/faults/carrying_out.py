@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from alpa.passes.plan.data import ProgramArgument, Transfer
-from alpa.passes.plan.instructions import Instruction, Key, Run
+from alpa.passes.plan.instructions import Instruction, Run
+from alpa.passes.plan.versions import Key
 from alpa.runtime.executable import Executable
 from alpa.runtime.interpreter import Interpreter, Store
 from alpa.runtime.tiles import Tiles

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from alpa.passes.plan.instructions import Add, Instruction, Key, Move, Output, Run, Script
+from alpa.passes.plan.instructions import Add, Instruction, Move, Output, Run, Script
+from alpa.passes.plan.versions import Key
 from alpa.runtime.executable import Executable
 from stress.random_programs.faults.planting import Fault, Sound
 

@@ -24,9 +24,10 @@ from alpa.passes.plan.data import (
     Transfer,
     Value,
 )
-from alpa.passes.plan.instructions import Add, Key, Move, Run, Script, write_script
+from alpa.passes.plan.instructions import Add, Move, Run, Script, write_script
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.step_time import simulate
+from alpa.passes.plan.versions import Key
 from alpa.passes.schedules.planned import in_flight
 from alpa.runtime.script_checks import ScriptError, verify
 from alpa.tools import zoo

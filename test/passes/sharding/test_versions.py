@@ -11,8 +11,9 @@ from alpa import passes
 from alpa.dialects import body, func, ir, main_function, parse
 from alpa.dialects.plan import Plan, Schedule
 from alpa.passes.plan.data import Program
-from alpa.passes.plan.instructions import Key, write_script
+from alpa.passes.plan.instructions import write_script
 from alpa.passes.plan.reader import read_planned
+from alpa.passes.plan.versions import Key
 from alpa.passes.sharding.mesh_problem import MeshProblem
 from alpa.tools import zoo
 
