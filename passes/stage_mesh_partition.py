@@ -304,7 +304,7 @@ class StageMeshPartition(Pass):
         function = program.function
         if stages.rematerialised:
             rematerialise(function, stages.rematerialised)
-        add_tied_gradients(function, stages.layer_stage.__getitem__)
+        is_summed = add_tied_gradients(function, stages.layer_stage.__getitem__)
         for one in stages.dropped:
             remark(function.location, f"{one.what} is left out of the search: {one.reason}")
         plan = replace(
@@ -317,8 +317,14 @@ class StageMeshPartition(Pass):
         )
         graph = Graph.of(body(function))
         costs = self.costs or self.new_costs()
+        known = costs.known() or costs.known(remat=True)
         builder = FragmentBuilder(
-            graph, program.arguments, program.results, stages, costs.shared.works
+            graph,
+            program.arguments,
+            program.results,
+            stages,
+            costs.shared.works,
+            None if is_summed or known is None else known.solver.classes.class_of,
         )
         with ir.InsertionPoint(function), function.location:
             builder.declare_meshes()

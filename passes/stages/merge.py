@@ -14,7 +14,7 @@ there the devices reduce the partial sums that each has added up, once per step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -40,7 +40,7 @@ from alpa.dialects.records import f64, i64
 from alpa.dialects.sharding import Mesh, Sharding
 from alpa.dialects.symbols import rename_meshes
 from alpa.passes.analysis.graph import Graph
-from alpa.passes.cost.cluster import AnyCluster
+from alpa.passes.cost.cluster import AnyCluster, Cluster
 from alpa.passes.cost.collectives import numbered_axes
 from alpa.passes.sharding.op_seconds import Works
 from alpa.passes.sharding.user_shardings import UserShardings
@@ -87,8 +87,12 @@ class FragmentBuilder:
     stages: Stages
     works: Works = field(default_factory=Works)
     """of the computations, which builders of the same ones share"""
+    class_of: Sequence[int] | None = None
+    """the class of each layer, if equal layers have equal computations here, too, apart from those
+    that `stages` rematerialises"""
     _values: dict[Place, ir.Value] = field(default_factory=dict[Place, ir.Value])
     """the values that are on a mesh so far"""
+    _seconds: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
 
     def declare_meshes(self) -> None:
         """Adds the meshes at the insertion point."""
@@ -134,6 +138,28 @@ class FragmentBuilder:
     @cached_property
     def _origins(self) -> list[Origin]:
         return [Origin.of(op) for op in self.graph.ops]
+
+    @cached_property
+    def _alike(self) -> list[Hashable]:
+        """For each computation a key that equal ones share, as far as classes of layers say so."""
+        found: list[Hashable] = []
+        before = Counter[int]()
+        for o, origin in enumerate(self._origins):
+            layer = origin.layer
+            if layer is None or self.class_of is None:
+                found.append(o)
+                continue
+            again = layer in self.stages.rematerialised
+            found.append((self.class_of[layer], again, before[layer]))
+            before[layer] += 1
+        return found
+
+    def _seconds_of(self, o: int, cluster: Cluster) -> float:
+        """The seconds of a computation on one device."""
+        key = self._alike[o], id(cluster.device)  # `works` keeps the device.
+        if key not in self._seconds:
+            self._seconds[key] = self.works.seconds(self.graph.ops[o], cluster)
+        return self._seconds[key]
 
     def _mesh_of_layer(self, layer: int) -> int:
         stage = self.stages.layer_stage[layer]
@@ -334,7 +360,7 @@ class FragmentBuilder:
             op.attributes[REMAT] = ir.DenseI64ArrayAttr.get(again)
         assigned = self.stages.meshes[mesh]
         its, devices = cluster.of(assigned.hosts), len(assigned.devices)
-        seconds = sum(self.works.seconds(c, its) for c in computations) / devices
+        seconds = sum(self._seconds_of(o, its) for o in members) / devices
         op.attributes[SECONDS] = f64(seconds)
         op.attributes[FLOPS] = i64(sum(read_int(c, FLOPS) or 0 for c in computations))
 

@@ -59,16 +59,19 @@ class _Leaf:
     maker: ir.OpView
 
 
-def add_tied_gradients(function: func.FuncOp, place_of: Callable[[int], int]) -> None:
-    """Rewrites a clustered program in place.
+def add_tied_gradients(function: func.FuncOp, place_of: Callable[[int], int]) -> bool:
+    """Rewrites a clustered program in place, and says whether that changed anything.
 
     `place_of` says where the backward part of a layer runs: gradients of one place are added there.
     """
+    is_changed = False
     updates = [op for op in _computations(function) if Origin.of(op).part == "update"]
     for op in updates:
         update: ir.OpView = op
         while (found := _next_group(update, place_of)) is not None:
             update = _add_where_made(function, update, *found)
+            is_changed = True
+    return is_changed
 
 
 def _computations(function: func.FuncOp) -> list[mpmd.NamedComputationOp]:
