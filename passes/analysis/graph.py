@@ -70,11 +70,10 @@ class Graph:
         for i, op in enumerate(ops, len(self.ops)):
             own = [number.get(value, -1) for value in op.operands]
             read.append(own)
-            used = dict.fromkeys(own)
             if len(op.regions):
-                used.update(dict.fromkeys([number.get(it, -1) for it in captured_values(op)]))
-            used.pop(-1, None)
-            operands.append(list(used))
+                own = [*own, *[number.get(it, -1) for it in captured_values(op)]]
+            is_plain = len(set(own)) == len(own) and -1 not in own
+            operands.append(own if is_plain else [v for v in dict.fromkeys(own) if v >= 0])
             produced: list[int] = []
             for result in op.results:
                 number[result] = len(values)

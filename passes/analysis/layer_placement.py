@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from alpa.dialects.attributes import LAYER_BOUNDARY, Part
 from alpa.passes.analysis.graph import Graph, union
@@ -97,22 +98,26 @@ def resolve_parts(graph: Graph, parts: StepParts, floating: Floating) -> list[Pa
     final: Part = "update" if parts.is_training else "forward"
     returned = set(graph.returned)
     part: list[Part | None] = [None] * len(graph.ops)
-    needed: list[set[Part]] = [set() for _ in graph.ops]
+    bit = {it: 1 << number for number, it in enumerate(get_args(Part))}
+    in_a_layer = bit["forward"] | bit["backward"]
+    needed = [0] * len(graph.ops)
+    """of each op, the parts that read it, as bits"""
     for o in reversed(range(len(graph.ops))):
         if graph.markers[o] == LAYER_BOUNDARY and not graph.operands[o]:
             continue  # It stands between ops, and computes nothing of any part.
         here = parts.part[o]
         floats = floating.anywhere(o)
         is_result = not returned.isdisjoint(graph.results[o])
-        is_copied = floating.in_part(o, "update") or final == "forward" or final not in needed[o]
+        is_copied = floating.in_part(o, "update") or final == "forward"
+        is_copied = is_copied or not needed[o] & bit[final]
         if not floats or is_result or not is_copied:
             if here is None:
-                in_layers = not (floats or is_result) and needed[o] & {"forward", "backward"}
+                in_layers = not (floats or is_result) and needed[o] & in_a_layer
                 here = "forward" if in_layers else final
             part[o] = here
-        users: set[Part] = set(needed[o]) if floats else set()
+        users = needed[o] if floats else 0
         if (own := part[o]) is not None:
-            users.add(own)
+            users |= bit[own]
         for v in graph.operands[o]:
             if graph.producer[v] >= 0:
                 needed[graph.producer[v]] |= users
