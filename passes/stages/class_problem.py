@@ -112,11 +112,14 @@ class ClassSolver:
         names = self.classes.axis_names
         return 1, 1, (1,) if names is None else (1,) * len(names)
 
-    def keep(self, submesh: Submesh, problem: ClassProblem, *, is_solved: bool) -> None:
+    def keep(
+        self, submesh: Submesh, problem: ClassProblem, *, is_solved: bool, is_slow: bool = False
+    ) -> None:
         """Keeps a problem for the next question about its mesh, or if it is solved, for twins of
-        its classes. Those that are solved make room for others first."""
+        its classes. Those that are solved make room for others first, and so do those of slow
+        meshes, which are seldom asked about again."""
         self.posed[submesh] = problem
-        if is_solved:
+        if is_solved or is_slow:
             self.posed.move_to_end(submesh, last=False)
         if len(self.posed) > _KEPT or (is_solved and self.before is not None):
             self.posed.popitem(last=False)

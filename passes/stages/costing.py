@@ -314,9 +314,10 @@ def _bound(solver: ClassSolver, submesh: Submesh, even: np.ndarray) -> _Answer:
     forward = np.maximum(even[0], problem.least_seconds("forward", _CLOSE * even[0]))
     least = forward + even[1]
     layers = np.array([len(one.layers) for one in solver.classes.classes])
-    if layers @ forward <= _SLOW * layers @ even[0]:
+    is_slow = bool(layers @ forward > _SLOW * layers @ even[0])
+    if not is_slow:
         least = np.maximum(least, problem.least_seconds("backward", _CLOSE * both))
-        solver.keep(submesh, problem, is_solved=False)
+    solver.keep(submesh, problem, is_solved=False, is_slow=is_slow)
     return _Answer(found=LeastSeconds(seconds=least))
 
 

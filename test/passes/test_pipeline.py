@@ -186,6 +186,25 @@ def test_the_collector_of_cycles_works_again_after_a_pass(how: str) -> None:
     assert gc.isenabled()
 
 
+def test_what_a_pass_leaves_is_old() -> None:
+    """The next collection of young objects does not go through it."""
+    made: list[list[str]] = []
+    alpa.passes.run(PROGRAM, "count-ops", on_remark=lambda _, text: made.append([text]))
+    old = gc.get_objects(generation=2)
+    assert made
+    assert all(any(it is one for one in old) for it in made)
+
+
+def test_what_others_have_frozen_stays_so() -> None:
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        alpa.passes.run(PROGRAM, "count-ops")
+        assert 0 < gc.get_freeze_count() <= frozen
+    finally:
+        gc.unfreeze()
+
+
 def test_errors_of_a_pass_inside_of_another_come_out_as_its_own() -> None:
     with pytest.raises(ir.MLIRError) as caught:
         alpa.passes.run(PROGRAM, "both{how=error}")
