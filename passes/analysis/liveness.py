@@ -36,11 +36,14 @@ class Lives:
     """the values that are computed where they are read"""
     _started: dict[ir.Value, ir.Value] = field(default_factory=dict)
     """the operands of what has started and not ended, by its results"""
+    _touched: list[tuple[int, Iterable[ir.Value]]] = field(default_factory=list)
+    """what was written or read when"""
 
     def write(self, value: ir.Value, start: int) -> None:
-        """A value is written from `start` on."""
+        """A value is written from `start` on: now, or by what follows."""
         self.made[value] = start
         self.until[value] = start + 1
+        self._touched.append((self.now, (value,)))
 
     def see_through(
         self, value: ir.Value, base: Iterable[ir.Value], *, fused: bool = False
@@ -66,6 +69,7 @@ class Lives:
                 waiting += self.base.get(value, ())
                 if value in self._started:
                     waiting.append(self._started.pop(value))
+        self._touched.append((self.now, seen))
 
     def sources(self, values: Iterable[ir.Value]) -> set[ir.Value]:
         """The values that are read instead of these."""
@@ -118,9 +122,18 @@ class Lives:
 
     def keep(self, *, made_before: int, read_after: int) -> None:
         """Values made before a loop that it reads live until its end, which is now."""
-        for value, start in self.made.items():
-            if start < made_before and self.until[value] > read_after:
-                self.until[value] = self.now + 1
+        during = set[ir.Value]()
+        for when, values in reversed(self._touched):
+            if when + 1 < read_after:  # What was written then lives for two steps at most.
+                break
+            during.update(values)
+        kept = [
+            value
+            for value in during
+            if self.made.get(value, made_before) < made_before and self.until[value] > read_after
+        ]
+        self.until.update(dict.fromkeys(kept, self.now + 1))
+        self._touched.append((self.now, kept))
 
 
 def updates_variable(op: ir.OpView) -> bool:

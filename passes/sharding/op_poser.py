@@ -168,33 +168,39 @@ class OpPoser:
         """The strategies of an op with a node of its own, their seconds per step, and those of what
         may become of its sums."""
         stays = op.results[0] in self.deferrable and op.starts_sums
+        cache, alike = self.graph.cache, ("alone", kind, stays, self.graph.timed_mesh.backward)
 
         def make() -> tuple[Space, np.ndarray, np.ndarray | None]:
             space = self._space(op, kind.rule, stays=stays)
-            costs = self._op_costs(op, space, weight)
-            if space.sums is None:
-                return space, costs, None
-            seconds = self._sum_costs(op, space, space.sums)
-            if weight == 0:  # A loop without trips: what is not possible stays so.
-                return space, costs, np.where(np.isinf(seconds), np.inf, 0.0)
-            return space, costs, weight * seconds
+            seconds = self._op_seconds(op, space)
+            return space, seconds, space.sums and self._sum_seconds(op, space, space.sums)
 
-        key = ("alone", kind, weight, stays, self.graph.timed_mesh.backward)
-        return self.graph.cache.once(key, make)
+        def weighted() -> tuple[Space, np.ndarray, np.ndarray | None]:
+            space, seconds, of_sums = cache.once(alike, make)
+            if of_sums is not None:
+                # A loop without trips: what is not possible stays so.
+                of_sums = weight * of_sums if weight else np.where(np.isinf(of_sums), np.inf, 0.0)
+            return space, weight * seconds, of_sums
+
+        return cache.once((*alike, weight), weighted)
 
     def _following(
         self, op: Op, kind: Kind, weight: float, operand: int, placed: Placed
     ) -> tuple[Space, np.ndarray]:
         """The strategies of an op that takes an operand as it lies, and their seconds per step."""
         linear = op.linear_operands if op.results[0] in self.deferrable else ()
+        cache, backward = self.graph.cache, self.graph.timed_mesh.backward
+        alike = "follows", kind, operand, placed.layouts, linear, backward
 
         def make() -> tuple[Space, np.ndarray]:
             space = self.graph.following(kind.rule, operand, placed.layouts, linear)
-            return space, self._op_costs(op, space, weight)
+            return space, self._op_seconds(op, space)
 
-        backward = self.graph.timed_mesh.backward
-        key = ("follows", kind, weight, operand, placed.layouts, linear, backward)
-        return self.graph.cache.once(key, make)
+        def weighted() -> tuple[Space, np.ndarray]:
+            space, seconds = cache.once(alike, make)
+            return space, weight * seconds
+
+        return cache.once((*alike, weight), weighted)
 
     def _space(self, op: Op, rule: ShardingRule, *, stays: bool) -> Space:
         """The strategies of an op with a node of its own, with all that may become of its sums,
@@ -231,19 +237,19 @@ class OpPoser:
             return None  # The search decides whether this sum of a gradient is reduced at once.
         return op.follow, placed
 
-    def _sum_costs(self, op: Op, space: Space, of: Sums) -> np.ndarray:
+    def _sum_seconds(self, op: Op, space: Space, of: Sums) -> np.ndarray:
         """Seconds from each strategy to each layout of the result, infinite where none leads."""
-        costs = np.full((len(space.strategies), len(of.layouts)), np.inf)
+        seconds = np.full((len(space.strategies), len(of.layouts)), np.inf)
         rows, columns = zip(*of.ways, strict=True)
-        costs[rows, columns] = self._reduce_seconds(op, list(of.ways.values()))
-        return costs
+        seconds[rows, columns] = self._reduce_seconds(op, list(of.ways.values()))
+        return seconds
 
-    def _op_costs(self, op: Op, space: Space, weight: float) -> np.ndarray:
-        """Seconds per step of each strategy."""
+    def _op_seconds(self, op: Op, space: Space) -> np.ndarray:
+        """Seconds of one run of each strategy."""
         seconds = self._seconds(op, space.shares, self._byte_shares(op, space))
         if space.sums is None:  # Sums with a node of their own are charged there.
             seconds += self._reduce_seconds(op, space.strategies)
-        return weight * seconds
+        return seconds
 
     def _seconds(self, op: Op, share: Share, byte_share: Share | None = None) -> Share:
         if self.graph.cluster.equation is not None:

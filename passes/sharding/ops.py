@@ -185,5 +185,7 @@ class OpReader:
 
     def deferrable(self, block: ir.Block, results: Sequence[int]) -> set[ir.Value]:
         """The values of a fragment that may stay unreduced (`sums.deferrable`)."""
+        if not results:  # as in all forward and update parts
+            return set()
         key = ("deferrable", block, *results)
         return self.kept.once(key, lambda: sums.deferrable(block, results, self._rows(block)))

@@ -294,6 +294,7 @@ class ShardGraph:
     ) -> np.ndarray | None:
         """``[source, target]``: seconds of resharding `weight` times; None if it costs nothing."""
         mesh = self.timed_mesh
+        alike = "reshard", source, target, type_, combined, mesh.backward
 
         def make() -> np.ndarray | None:
             if not isinstance(type_, ir.RankedTensorType):
@@ -304,10 +305,13 @@ class ShardGraph:
                 key, lambda: ReshardTable(replace(mesh, combined=combined), rank)
             )
             matrix = sums.matrix_with_sums(table, source, target, tuple(type_.shape), itemsize)
-            return weight * matrix if matrix.any() else None
+            return matrix if matrix.any() else None
 
-        key = ("reshard", source, target, type_, weight, combined, mesh.backward)
-        return self.cache.once(key, make)
+        def weighted() -> np.ndarray | None:
+            matrix = self.cache.once(alike, make)
+            return None if matrix is None else weight * matrix
+
+        return self.cache.once((*alike, weight), weighted)
 
     def following(
         self, rule: ShardingRule, operand: int, layouts: Layouts, linear: tuple[int, ...] = ()
