@@ -27,7 +27,7 @@ from alpa.dialects import body, ir, sdy, stablehlo
 from alpa.dialects.sharding import Sharding, ShardingRule
 from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import element_bytes, has_effects, type_bytes
-from alpa.passes.analysis.op_kinds import CONTRACTIONS, TRIVIAL
+from alpa.passes.analysis.op_kinds import CONTRACTIONS
 from alpa.passes.base import PassError
 from alpa.passes.cost.device import Share, size_text
 from alpa.passes.sharding import sums
@@ -71,7 +71,7 @@ class OpPoser:
 
     def _add(self, op: Op, weight: float) -> None:
         view, placed = op.view, self.graph.placed
-        if op.name in TRIVIAL and op.follow is not None and not (op.is_free or op.is_scalar):
+        if op.is_ordinary:
             self._add_by_rule(op, weight)
         elif op.is_free:
             (result,) = op.results
@@ -144,7 +144,7 @@ class OpPoser:
         result: int | None = None
         if leader is None:
             space, costs, sum_costs = self._alone(op, kind, weight)
-            node = graph.terms.add_node(np.zeros(len(space.strategies)))
+            node = graph.terms.add_node(costs)
             if space.sums is not None and sum_costs is not None:
                 result = graph.terms.add_node(np.zeros(len(space.sums.layouts)))
                 graph.charge((node, result), sum_costs)
@@ -152,7 +152,7 @@ class OpPoser:
         else:
             node = leader[1].node
             space, costs = self._following(op, kind, weight, *leader)
-        graph.charge((node,), costs)
+        graph.charge((node,), costs, is_made=leader is None)
         for i, layouts in enumerate(space.operands):
             graph.need_operand(op, i, Need(node, layouts), weight)
         if result is not None and space.sums is not None:
@@ -167,7 +167,7 @@ class OpPoser:
     ) -> tuple[Space, np.ndarray, np.ndarray | None]:
         """The strategies of an op with a node of its own, their seconds per step, and those of what
         may become of its sums."""
-        stays = op.results[0] in self.deferrable and op.starts_sums
+        stays = self._is_deferrable(op) and op.starts_sums
         cache, alike = self.graph.cache, ("alone", kind, stays, self.graph.timed_mesh.backward)
 
         def make() -> tuple[Space, np.ndarray, np.ndarray | None]:
@@ -188,7 +188,7 @@ class OpPoser:
         self, op: Op, kind: Kind, weight: float, operand: int, placed: Placed
     ) -> tuple[Space, np.ndarray]:
         """The strategies of an op that takes an operand as it lies, and their seconds per step."""
-        linear = op.linear_operands if op.results[0] in self.deferrable else ()
+        linear = op.linear_operands if self._is_deferrable(op) else ()
         cache, backward = self.graph.cache, self.graph.timed_mesh.backward
         alike = "follows", kind, operand, placed.layouts, linear, backward
 
@@ -225,6 +225,10 @@ class OpPoser:
             return make()
         return self.graph.cache.once(("space", rule, op.name, stays), make)
 
+    def _is_deferrable(self, op: Op) -> bool:
+        """Whether the result of an op may stay unreduced."""
+        return bool(self.deferrable) and op.results[0] in self.deferrable
+
     def _leader(self, op: Op) -> tuple[int, Placed] | None:
         """The operand whose node an op joins, and where it is."""
         if op.follow is None:
@@ -232,7 +236,7 @@ class OpPoser:
         placed = self.graph.placed.get(op.operands[op.follow])
         if placed is None or not placed.open or placed.node == SCALAR:
             return None
-        begins = op.results[0] in self.deferrable and op.starts_sums
+        begins = self._is_deferrable(op) and op.starts_sums
         if begins and not placed.has_sums:
             return None  # The search decides whether this sum of a gradient is reduced at once.
         return op.follow, placed

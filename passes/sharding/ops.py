@@ -27,6 +27,17 @@ from alpa.passes.sharding.op_seconds import Works, block_works
 from alpa.passes.sharding.rules import RuleOf
 
 _CONSTANTS = frozenset({"stablehlo.constant", "stablehlo.iota", "sdy.constant"})
+_OTHERS = frozenset(
+    {
+        "stablehlo.while",
+        "stablehlo.case",
+        "stablehlo.if",
+        "stablehlo.optimization_barrier",
+        "sdy.sharding_constraint",
+        "sdy.manual_computation",
+    }
+)
+"""Ops that are sharded otherwise than by a rule (`op_poser.py`)."""
 
 _T = TypeVar("_T")
 _UNKNOWN = object()
@@ -82,6 +93,11 @@ class Op:
         return all(
             isinstance(type_, ir.RankedTensorType) and type_.rank == 0 for type_ in self.types
         ) and not has_effects(self.view)
+
+    @cached_property
+    def is_ordinary(self) -> bool:
+        """Whether it is sharded by its rule, wherever its operands are."""
+        return not (self.name in _OTHERS or self.is_free or self.is_scalar)
 
     @cached_property
     def starts_sums(self) -> bool:

@@ -153,10 +153,12 @@ class ShardGraph:
         backward = read_part(step) != "forward"
         return self.cache.once(("mesh", backward), lambda: replace(self.mesh, backward=backward))
 
-    def charge(self, nodes: tuple[int, ...], costs: np.ndarray) -> None:
-        """Adds seconds of the current step to a node, or to a pair."""
+    def charge(self, nodes: tuple[int, ...], costs: np.ndarray, *, is_made: bool = False) -> None:
+        """Adds seconds of the current step to a node, or to a pair. A node that `is_made` with them
+        has them already: so nodes of equal costs share an array."""
         self.charges.append(Charge(len(self.steps) - 1, nodes, costs))
-        self.terms.add(nodes, costs)
+        if not is_made:
+            self.terms.add(nodes, costs)
 
     def step_seconds(self, choice: Sequence[int]) -> list[float]:
         """What each step costs under an assignment of strategies."""

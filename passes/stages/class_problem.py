@@ -241,21 +241,25 @@ class ClassProblem:
 
     def _problem(self, *, each_once: bool = False) -> Problem:
         """All layers, or one of each class and of each kind of link."""
+
+        def times(count: int, costs: np.ndarray) -> np.ndarray:
+            return costs if count == 1 else count * costs  # Equal nodes share arrays.
+
         terms = Terms()
         held: dict[int, np.ndarray] = {}
         for number, part in enumerate(self.parts):
             count = 1 if each_once else len(self.solver.classes.classes[number].layers)
             for costs in part.graph.costs:
-                terms.add_node(count * costs)
+                terms.add_node(times(count, costs))
             for (_, node), size in part.resident.items():
                 at = self.offset[number] + node
                 held[at] = held.get(at, 0.0) + count * size
             for (a, b), matrix in part.graph.edges.items():
-                terms.add((self.offset[number] + a, self.offset[number] + b), count * matrix)
+                terms.add((self.offset[number] + a, self.offset[number] + b), times(count, matrix))
         for link, (source, target, matrix) in self.links.items():
             count = 1 if each_once else len(self.solver.classes.links[link])
             runs = 1 if link.part == "update" else self.solver.plan.num_micro_batches
-            terms.add((source, target), count * runs * matrix)
+            terms.add((source, target), times(count * runs, matrix))
         return Problem(
             node_costs=tuple(terms.nodes),
             edges=terms.edge_list(),
