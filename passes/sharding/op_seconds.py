@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 from alpa.dialects import body, ir
 from alpa.passes.analysis import op_work
@@ -14,6 +15,9 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import Device, Share
 from alpa.passes.cost.presets import has_triton
 from alpa.passes.sharding.rules import SHARDING_RULE
+
+_WITH_BLOCKS = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
+"""Ops whose work is that of the blocks in their regions."""
 
 
 def block_works(
@@ -50,6 +54,9 @@ class Works:
     def __init__(self) -> None:
         self._works: dict[Hashable, tuple[list[Work], list[list[Work] | None]]] = {}
         """of a block, and of the blocks in its ops' regions as far as its own comes from theirs"""
+        self._inside: dict[Hashable, list[list[Work] | None]] = {}
+        """of the blocks in the regions of ops that read nothing from around them: a loop stays the
+        same where layers are merged"""
         self._seconds: dict[Hashable, tuple[Device, float]] = {}
         """by the id of a device, which is kept here so that no other device gets its id"""
 
@@ -82,17 +89,24 @@ class Works:
 
     def _of(
         self,
-        key: Hashable,
+        key: _Key,
         block: ir.Block,
         device: Device,
         rows: Sequence[Row],
         nested: dict[ir.Block, list[Work]] | None = None,
     ) -> list[Work]:
         found = self._works.get(key)
-        inside = [it for row in rows if len(row.op.regions) for it in blocks_in(row.op)]
+        owners = [row for row in rows if len(row.op.regions)]
+        inside = [it for row in owners for it in blocks_in(row.op)]
         if found is None:
             known: dict[ir.Block, list[Work]] = {}
+            alone = list(_alone(key, rows))
+            for op, its in alone:
+                earlier = zip(blocks_in(op), self._inside.get(its, ()), strict=False)
+                known.update((inner, works) for inner, works in earlier if works is not None)
             works = block_works(block, device, known, rows)
+            for op, its in alone:
+                self._inside[its] = list(map(known.get, blocks_in(op)))
             found = self._works[key] = works, list(map(known.get, inside))
         if nested is not None:
             for inner, its in zip(inside, found[1], strict=True):
@@ -101,8 +115,36 @@ class Works:
         return found[0]
 
 
-def _key(block: ir.Block, device: Device, rows: Sequence[Row]) -> Hashable:
-    """All that `block_works` depends on. Sharding rules are no part of it: only some blocks have
-    them."""
+class _Key(NamedTuple):
+    """All that `block_works` depends on."""
+
+    is_ideal: bool
+    has_triton: bool
+    recipe: tuple[Any, ...]
+    """the types of the block's arguments, then what each op computes (`block_recipe`)"""
+
+
+def _key(block: ir.Block, device: Device, rows: Sequence[Row]) -> _Key:
+    """Sharding rules are no part of it: only some blocks have them."""
     recipe = block_recipe(block, ignored=SHARDING_RULE, rows=rows)
-    return device.efficiency is None, has_triton(device.name), recipe
+    return _Key(device.efficiency is None, has_triton(device.name), cast("tuple[Any, ...]", recipe))
+
+
+def _alone(key: _Key, rows: Sequence[Row]) -> Iterator[tuple[ir.OpView, Hashable]]:
+    """The loops and branches that read nothing from around them, each with all that the work in its
+    regions depends on."""
+    for row, (*_, types, inside) in zip(rows, key.recipe[1:], strict=True):
+        if row.name in _WITH_BLOCKS and not _reads_around(inside):
+            given = tuple([value.type for value in row.operands])
+            yield row.op, (key.is_ideal, key.has_triton, row.name, given, types, inside)
+
+
+def _reads_around(inside: Any) -> bool:
+    """Whether ops read values from outside of the regions that they are in.
+
+    `inside` are the attributes and regions of an op (`graph.contents`), where values of these
+    regions have negative numbers.
+    """
+    return isinstance(inside, tuple) and any(
+        max(read, default=-1) >= 0 or _reads_around(deeper) for _, read, _, deeper in inside[1:]
+    )

@@ -218,7 +218,6 @@ def layer_classes(
                 given=given,
                 shardings={(i, 0): shardings[v] for i, v in enumerate(inputs) if v in shardings},
             ),
-            shared.works,
         )
         if not number:
             builder.declare_meshes()

@@ -85,8 +85,9 @@ class FragmentBuilder:
     arguments: Sequence[Argument]
     results: Sequence[Result]
     stages: Stages
-    works: Works = field(default_factory=Works)
-    """of the computations, which builders of the same ones share"""
+    works: Works | None = None
+    """of the computations, which builders of the same ones share; without it, the fragments do not
+    say how long they take"""
     class_of: Sequence[int] | None = None
     """the class of each layer, if equal layers have equal computations here, too, apart from those
     that `stages` rematerialises"""
@@ -154,11 +155,11 @@ class FragmentBuilder:
             before[layer] += 1
         return found
 
-    def _seconds_of(self, o: int, cluster: Cluster) -> float:
+    def _seconds_of(self, o: int, cluster: Cluster, works: Works) -> float:
         """The seconds of a computation on one device."""
         key = self._alike[o], id(cluster.device)  # `works` keeps the device.
         if key not in self._seconds:
-            self._seconds[key] = self.works.seconds(self.graph.ops[o], cluster)
+            self._seconds[key] = works.seconds(self.graph.ops[o], cluster)
         return self._seconds[key]
 
     def _mesh_of_layer(self, layer: int) -> int:
@@ -358,10 +359,11 @@ class FragmentBuilder:
         )
         if again:
             op.attributes[REMAT] = ir.DenseI64ArrayAttr.get(again)
-        assigned = self.stages.meshes[mesh]
-        its, devices = cluster.of(assigned.hosts), len(assigned.devices)
-        seconds = sum(self._seconds_of(o, its) for o in members) / devices
-        op.attributes[SECONDS] = f64(seconds)
+        if self.works is not None:
+            assigned = self.stages.meshes[mesh]
+            its, devices = cluster.of(assigned.hosts), len(assigned.devices)
+            seconds = sum(self._seconds_of(o, its, self.works) for o in members) / devices
+            op.attributes[SECONDS] = f64(seconds)
         op.attributes[FLOPS] = i64(sum(read_int(c, FLOPS) or 0 for c in computations))
 
 
