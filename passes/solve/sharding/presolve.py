@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from alpa.passes.solve.sharding.blame import Blame
 from alpa.passes.solve.sharding.matrices import least_difference, normalised
 from alpa.passes.solve.sharding.problem import (
     Edge,
@@ -78,7 +79,8 @@ class Reduction:
     def __init__(self, problem: Problem, settings: Settings = DEFAULT) -> None:
         self._steps, self._tuning = settings.steps, settings.tuning
         self.costs = {v: _floats(c) for v, c in enumerate(problem.node_costs)}
-        self.strategies = {v: np.arange(c.size) for v, c in self.costs.items()}
+        numbers = {size: np.arange(size) for size in {c.size for c in self.costs.values()}}
+        self.strategies = {v: numbers[c.size] for v, c in self.costs.items()}
         self.edges: dict[int, dict[int, np.ndarray]] = {v: {} for v in self.costs}
         """``edges[u][v][i, j]``; each edge stands twice, the second one transposed"""
         self.constant = 0.0
@@ -86,12 +88,11 @@ class Reduction:
         self._given = problem.node_costs
         self._usages, self._limit = problem.usages, problem.memory_limit
         self._held = _distinct_usages(problem)
-        self._blamed: dict[int, set[int]] = {v: set() for v in self.costs}
-        """nodes that are gone or forbade strategies here: who to name when none is left"""
+        self._blame = Blame(self.costs)
         self._found: dict[Hashable, Any] = {}
         """by function and matrix, see `_once`"""
-        self._changed: set[frozenset[int]] = set()
-        """edges that may not be normalised any more"""
+        self._normal: set[frozenset[int]] = set()
+        """edges that are normalised"""
         self._waiting: deque[int] = deque()
         self._is_waiting: set[int] = set()
         for edge in problem.edges:
@@ -147,7 +148,7 @@ class Reduction:
     def _reduce(self, node: int, *, compare: bool) -> None:
         self.drop_forbidden(node)
         for neighbour in list(self.edges[node]):
-            if frozenset((node, neighbour)) in self._changed:
+            if frozenset((node, neighbour)) not in self._normal:
                 self.normalise(node, neighbour)
         if self.eliminate(node) or not compare or not self.drop_dominated(node):
             return
@@ -165,7 +166,8 @@ class Reduction:
             costs = costs + self.edges[source][target]
         self.edges[source][target] = costs
         self.edges[target][source] = costs.T
-        self._changed.add(frozenset((source, target)))
+        if self._normal:
+            self._normal.discard(frozenset((source, target)))
 
     def _drop_edge(self, source: int, target: int) -> None:
         del self.edges[source][target]
@@ -178,7 +180,7 @@ class Reduction:
         if not mask.any():
             if not (self._given[node] < inf).any():
                 raise InfeasibleError((node,))
-            raise InfeasibleError(tuple(sorted({node, *self.edges[node], *self._blamed[node]})))
+            raise InfeasibleError(tuple(sorted({node, *self.edges[node], *self._blame.at(node)})))
         self.costs[node] = self.costs[node][mask]
         self.strategies[node] = self.strategies[node][mask]
         if node in self._held:
@@ -187,7 +189,7 @@ class Reduction:
             kept = costs[mask]
             self.edges[node][neighbour] = kept
             self.edges[neighbour][node] = kept.T
-            self._changed.add(frozenset((node, neighbour)))
+            self._normal.discard(frozenset((node, neighbour)))
             self._wake(neighbour)
 
     def drop_forbidden(self, node: int) -> None:
@@ -198,7 +200,7 @@ class Reduction:
 
     def normalise(self, source: int, target: int) -> None:
         """Moves what one end decides alone out of an edge, and drops an edge that is then empty."""
-        self._changed.discard(frozenset((source, target)))
+        self._normal.add(frozenset((source, target)))
         costs = self.edges[source][target]
         rows, columns, rest, most, scale = self._once(normalised, costs)
         self._charge(source, target, rows)
@@ -218,7 +220,7 @@ class Reduction:
             return
         self.costs[node] = self.costs[node] + costs
         if costs.max() == inf:
-            self._blamed[node] |= {other, *self._blamed[other]}
+            self._blame.add(node, other)
             self._wake(node)
 
     def _once(self, function: Callable[[np.ndarray], T], costs: np.ndarray) -> T:
@@ -277,7 +279,7 @@ class Reduction:
         del self.costs[node], self.edges[node]
         for other in around:
             del self.edges[other][node]
-            self._blamed[other] |= {node, *self._blamed[node]}
+            self._blame.add(other, node)
             self._wake(other)
         if not around:
             self.constant += float(costs.min())
