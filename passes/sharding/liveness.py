@@ -212,14 +212,17 @@ class Clock(Lives):
             if isinstance(op.view, stablehlo.WhileOp):
                 self._visit_loop(op.view)
                 continue
-            self.read(op.operands)
+            through = self._through(op)
+            # What reads the result later reads the operands then, too.
+            if through is None or op.results[0] not in self._readers:
+                self.read(op.operands)
             if op.name in _BRANCHES:
                 inside = self.now
                 for i in range(len(op.view.regions)):
                     self._visit(body(op.view, i))
                 self.keep(made_before=inside, read_after=inside)
             for result in op.results:
-                self._make(op, result)
+                self._make(op, result, through)
 
     def _visit_loop(self, op: stablehlo.WhileOp) -> None:
         start = self.now
@@ -244,13 +247,17 @@ class Clock(Lives):
         if result not in self._returned:
             self.write(result, start)
 
-    def _make(self, op: Op, result: ir.Value) -> None:
+    def _through(self, op: Op) -> Literal["view", "fused"] | None:
+        """Whether the result of an op is a view of its operand, or computed where it is read."""
+        if op.name in _VIEWS:
+            return "view"
+        return "fused" if folds_into_dots(op.view) or is_fused(op, self._readers) else None
+
+    def _make(self, op: Op, result: ir.Value, through: Literal["view", "fused"] | None) -> None:
         if op.name == "stablehlo.optimization_barrier":
             self.see_through(result, [op.operands[op.results.index(result)]])
-        elif op.name in _VIEWS:
-            self.see_through(result, op.operands[:1])
-        elif folds_into_dots(op.view) or is_fused(op, self._readers):
-            self.see_through(result, op.operands, fused=True)
+        elif through is not None:
+            self.see_through(result, op.operands, fused=through == "fused")
         elif updates_variable(op.view):
             self.see_through(result, op.operands[:1])
         else:
