@@ -47,6 +47,8 @@ def copies_for_ops(
     few = _SMALL * graph.cluster.device.memory
     constraints = ((op, 0, graph.placed[op.results[0]].need) for op in graph.constraints)
     for op, i, need in (*graph.operand_needs, *constraints):
+        if op.operand_bytes < few:
+            continue
         value = op.operands[i]
         source = graph.placed.get(value)
         if source is None or type_bytes(source.type) < few:

@@ -81,6 +81,11 @@ class Op:
         return tuple(value.type for value in (*self.operands, *self.results))
 
     @cached_property
+    def operand_bytes(self) -> int:
+        """Of its largest operand, before it is sharded."""
+        return max(map(type_bytes, self.types[: len(self.operands)]), default=0)
+
+    @cached_property
     def is_free(self) -> bool:
         """Whether it is computed in whatever layout is used."""
         if self.name == "stablehlo.broadcast_in_dim":

@@ -142,7 +142,7 @@ class Posing:
             return Posing(self.layer, anew, plan).least_seconds(part, close)
         for _ in islice(self._left, missing):
             pass
-        if not count or not all(np.isfinite(costs).all() for costs in graph.costs):
+        if not count or not np.isfinite(np.concatenate(graph.costs)).all():
             return 0.0
         from alpa.passes.solve.sharding import bound  # noqa: PLC0415 - costs start-up time
 
