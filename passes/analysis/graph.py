@@ -325,10 +325,10 @@ def contents(
     inner: dict[ir.Value, int],
     ignored: str | None = None,
 ) -> Hashable:
-    """The attributes and regions of an op, as in `recipe`."""
+    """The attributes of an op, then what the ops of its regions compute, as in `recipe`."""
     attributes = _attributes(op, ignored)
     if not len(op.regions):
-        return attributes
+        return (attributes,)
     regions: list[Hashable] = []
     for region in op.regions:
         for block in region.blocks:

@@ -145,6 +145,6 @@ def _reads_around(inside: Any) -> bool:
     `inside` are the attributes and regions of an op (`graph.contents`), where values of these
     regions have negative numbers.
     """
-    return isinstance(inside, tuple) and any(
+    return any(
         max(read, default=-1) >= 0 or _reads_around(deeper) for _, read, _, deeper in inside[1:]
     )
