@@ -75,6 +75,7 @@ def test_cone_and_depends() -> None:
         """,
     )
     assert graph.cone([5]) == {0, 3}
+    assert graph.cone([5], 1) == {3}
     assert graph.depends([1]) == [False, True, False, True, True, False]
 
 
