@@ -39,20 +39,14 @@ class NoRoomError(PassError):
     """A program does not fit into memory.
 
     `missing` is a lower bound of what a mesh needs beyond its memory, as a share of that; None if
-    no solution that fits was found in time, though there may be one. `unseen` is the share that is
-    needed for what stages are not cut by.
+    no solution that fits was found in time, though there may be one.
     """
 
     def __init__(
-        self,
-        where: ir.OpView | ir.Operation,
-        message: str,
-        missing: float | None,
-        unseen: float = 0.0,
+        self, where: ir.OpView | ir.Operation, message: str, missing: float | None
     ) -> None:
         super().__init__(where, message)
         self.missing = missing
-        self.unseen = unseen
 
 
 class MeshOverHostsError(PassError):

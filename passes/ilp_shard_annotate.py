@@ -52,7 +52,8 @@ The program's own shardings are kept: those in the types of arguments and those 
 
 **Ensures**: every op and every mesh tensor has a sharding. `alpa.solver` on `@main` says for each
 mesh what is proven. `alpa.seconds` of each fragment is the predicted time of one run by the same
-costs.
+costs. If the plan's schedule splits backwards, `predicted_peak_bytes` are those of their two parts,
+which `split-backward` makes later (`plan/split_mesh.py`).
 
 **Options**: see the fields.
 
@@ -87,6 +88,9 @@ from alpa.passes.base import (
 )
 from alpa.passes.cost.equation import Equation, parse_epsilon
 from alpa.passes.plan.attribute import plan_and_any_cluster
+from alpa.passes.plan.backward_halves import halves_of
+from alpa.passes.plan.split_mesh import SplitMesh
+from alpa.passes.schedules.planned import splits_backward
 from alpa.passes.sharding import tapas
 from alpa.passes.sharding.baselines import Intra, is_baseline, restrict
 from alpa.passes.sharding.batch_dims import BatchDims
@@ -198,6 +202,7 @@ class IlpShardAnnotate(Pass):
         assignments: list[tuple[MeshProblem, list[int]]] = []
         reports: list[SolverReport] = []
         meshes = read_meshes(function)
+        halves = halves_of(module) if splits_backward(plan.schedule) else None
         with populated(module) as rule_of, workers_of(self.workers, self.processes) as workers:
             ops = sum(1 for _ in walk(module.body))
             needed = ("alpa.passes.solve.sharding.ilp", "highspy")
@@ -207,7 +212,8 @@ class IlpShardAnnotate(Pass):
             shared, solved = self.shared or Shared(), self.solved or Solved()
             for assignment in meshes:
                 its = replace(cluster.of(assignment.hosts), equation=equation)
-                mesh = MeshProblem.of(function, assignment, its, plan, rule_of, shared)
+                at = function, assignment, its, plan, rule_of, shared
+                mesh = MeshProblem.of(*at) if halves is None else SplitMesh.split(*at, halves)
                 for location, text in mesh.graph.remarks:
                     remark(location, text)
                 force_results(function, mesh.graph)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Hashable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,7 +18,8 @@ from alpa.dialects.plan import Dropped, MeshAssignment, Plan, read_meshes
 from alpa.passes.base import NoRoomError, NotFasterError, Pass, PassError, Remark, RunPass
 from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
-from alpa.passes.schedules.planned import OTHERS, label, splits_backward
+from alpa.passes.schedules.planned import OTHERS, label, lists_of, splits_backward
+from alpa.passes.schedules.work import WorkLists
 from alpa.passes.sharding.solved import Solved
 from alpa.passes.split_backward import SplitBackward
 from alpa.passes.stage_mesh_partition import StageMeshPartition
@@ -74,6 +75,11 @@ class Candidate:
     def step_seconds(self) -> float:
         """Predicted, by what is known so far."""
         return self.plan.predicted_step_seconds
+
+    @property
+    def key(self) -> Hashable:
+        """The same for the same stages, before they are finished."""
+        return self.step_seconds, self.plan.predicted_peak_bytes, tuple(self.meshes)
 
     def note_runner_up(self, schedule: str, seconds: float, *, estimated: bool) -> None:
         """Writes down the schedule that comes second."""
@@ -200,7 +206,7 @@ class PlanSearch:
         cut = replace(self._with_costs(self.cut), least_meshes=2, within=within)
         search = OtherSchedules(cut=cut)
         self.run_pass(search, copied(self.layers), lambda *_: None)
-        found: list[_Estimate] = []
+        found: dict[Hashable, _Estimate] = {}
         for schedule, stages in search.found.items():
             number = self._tried(self.cut, schedule, self.cut.reserve)
             if isinstance(stages, NotFasterError):
@@ -211,8 +217,14 @@ class PlanSearch:
                 continue
             self._note(number, estimated_step_seconds=stages.seconds)
             if len(stages.meshes) > 1:  # On one mesh all schedules are the same.
-                found.append(_Estimate(schedule, stages, number))
-        return sorted(found, key=lambda it: it.stages.seconds)
+                key = self._lists(schedule, stages), stages.seconds, stages.peak_bytes
+                found.setdefault(key, _Estimate(schedule, stages, number))
+        return sorted(found.values(), key=lambda it: it.stages.seconds)
+
+    def _lists(self, schedule: str, stages: Stages) -> WorkLists:
+        """Under which stages run. With few meshes or micro-batches, schedules share their lists."""
+        count = 1 + max(stages.layer_stage.values())
+        return lists_of(schedule, count, self.cut.num_micro_batches)
 
     def _finished(self, other: _Estimate, best: Candidate | None) -> Candidate:
         """The plan of another schedule, as long as its stages predict hardly a longer step than the
@@ -289,6 +301,7 @@ class PlanSearch:
         within = replace(step, within=USELESS * best)
         reserve, again = step.reserve, list[tuple[ir.Location, str]]()
         refused: NoRoomError | None = None
+        errors: dict[Hashable, NoRoomError] = {}
         for number in range(_CUTS):
             if number:
                 try:
@@ -300,23 +313,23 @@ class PlanSearch:
                 raise refused or candidate
             if refused is not None and candidate.step_seconds >= _ROUGH * best:
                 raise refused
-            try:
-                self._finish(candidate, best)
-            except NoRoomError as error:
-                refused = refused or error
-                missing = (error.missing or 0.0) + _MORE
-                if error.unseen:  # Estimates leave memory free: all of it would be too much.
-                    reserve += max(missing, error.unseen / 3)
+            stages = candidate.key
+            if stages not in errors:
+                try:
+                    self._finish(candidate, best)
+                except NoRoomError as error:
+                    errors[stages] = error
                 else:
-                    reserve += max(reserve, missing)
-                if reserve >= 1:
-                    break
-                reason = error.message.partition(";")[0]
-                text = f"{reason}: stages are cut again with reserve={reserve:.3f}"
-                again.append((error.location, text))
-            else:
-                candidate.remarks[:0] = again
-                return candidate
+                    candidate.remarks[:0] = again
+                    return candidate
+            error = errors[stages]  # Stages that did not fit before do not fit now.
+            refused = refused or error
+            reserve += max(reserve, (error.missing or 0.0) + _MORE)
+            if reserve >= 1:
+                break
+            reason = error.message.partition(";")[0]
+            text = f"{reason}: stages are cut again with reserve={reserve:.3f}"
+            again.append((error.location, text))
         assert refused is not None
         raise refused
 

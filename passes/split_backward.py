@@ -65,23 +65,26 @@ ops move to the first part because they shrink what is kept between the parts.
 `weight`. A fragment from which nothing leaves is a `weight` part as it is; one that makes no weight
 gradient apart from what leaves is an `input` part as it is. `alpa.seconds` are dealt out by the
 work of the ops. A remark at each fragment says what moved to its second part, and what is kept
-between the parts for each micro-batch. If the plan's schedule splits backwards, that is added to
-`predicted_peak_bytes`, for as many micro-batches as the schedule leaves weight gradients for later.
+between the parts for each micro-batch. If the plan's schedule splits backwards,
+`ilp-shard-annotate` has counted that for the moment of the schedule that is fullest by the bytes of
+whole tensors. If another one is fullest by those of shards, `predicted_peak_bytes` becomes what is
+held then.
 
 **Options**: none.
 
-**Fails when** a fragment is split already, a device does not have the memory for what is kept, or
+**Fails when** a fragment is split already, a device does not have the memory for that moment, or
 the micro-batches cannot be run as the plan says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import ClassVar
 
-from alpa.dialects import body, ir, main_function, mpmd, terminator
+from alpa.dialects import body, ir, main_function, mpmd
 from alpa.dialects.attributes import (
     BACKWARD,
     COMPUTE_SECONDS,
@@ -106,19 +109,14 @@ from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import Graph, replace_operands
 from alpa.passes.base import NoRoomError, Pass, PassError, Remark, errors_at
 from alpa.passes.cost.device import size_text
-from alpa.passes.loops.fission import split_at
 from alpa.passes.plan.attribute import cluster_here
-from alpa.passes.plan.backward_slice import Slice, backward_slice
+from alpa.passes.plan.backward_halves import Split, leaving_of, states_of
+from alpa.passes.plan.backward_slice import Slice
 from alpa.passes.plan.data import Fragment, Program
 from alpa.passes.plan.fragment_costs import FragmentCosts
 from alpa.passes.plan.reader import read_planned
-from alpa.passes.schedules.planned import (
-    chunks_of,
-    label,
-    lists_of,
-    splits_backward,
-    weights_left,
-)
+from alpa.passes.schedules.planned import chunks_of, label, splits_backward
+from alpa.passes.schedules.split_memory import Bytes, fullest, held_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +129,6 @@ class SplitBackward(Pass):
         program = read_planned(module)
         function = main_function(module)
         costs = FragmentCosts.of(function)
-        weights = program.gradients - program.micro_used
         meshes = read_topology(function)
         ops = list(body(function).operations)
         for step, op in zip(program.steps, ops, strict=False):
@@ -143,7 +140,7 @@ class SplitBackward(Pass):
                 raise PassError(
                     op, "the backward fragment is split already; run split-backward once only"
                 )
-            leaving = [n for n, value in enumerate(step.outputs) if value not in weights]
+            leaving = leaving_of(program, step)
             if not leaving:
                 op.attributes[BACKWARD] = ir.StringAttr.get("weight", op.context)
                 continue
@@ -160,15 +157,9 @@ def _split(
     costs: FragmentCosts,
     remark: Remark,
 ) -> None:
-    block = body(op)
-    split_at(block, [terminator(block).operands[n] for n in leaving])
-    graph = Graph.of(block)
-    numbers = {n: graph.returned[n] for n in range(len(step.outputs))}
-    wanted = {v for n, v in numbers.items() if n not in leaving}
-    states = {n for n, value in enumerate(step.inputs) if program.sources[value] in program.states}
-    parts = backward_slice(graph, {numbers[n] for n in leaving}, wanted, states)
-    second_numbers = _made_by_second(graph, parts, numbers)
-    if not second_numbers:
+    split = Split.of(body(op), leaving, states_of(program, step))
+    graph, parts = split.graph, split.parts
+    if not split.second:
         op.attributes[BACKWARD] = ir.StringAttr.get("input", op.context)
         return
     blocking = next((v for v in parts.kept if not _can_cross(graph, v, mesh)), None)
@@ -180,16 +171,10 @@ def _split(
             "no tensor, is a partial sum, or is sharded unevenly",
         )
         return
-    halves = _halves(op, graph, parts, second_numbers)
+    halves = _halves(op, graph, parts, split.second)
     _write_costs(op, halves, costs)
     remark(op.location, _described(graph, parts))
     op.operation.erase()
-
-
-def _made_by_second(graph: Graph, parts: Slice, numbers: dict[int, int]) -> list[int]:
-    """The numbers of the fragment's results that the second part makes."""
-    second = set(parts.second) - parts.free
-    return [n for n, v in numbers.items() if graph.producer[v] in second]
 
 
 def _can_cross(graph: Graph, v: int, mesh: Mesh) -> bool:
@@ -309,7 +294,8 @@ def _with_free(
 
 
 def _count_kept(module: ir.Module) -> None:
-    """Adds what is kept between the parts, under the plan's schedule, to the predicted memory.
+    """Adds to the predicted memory what a mesh holds at its fullest moment, by the shardings, and
+    not at the one by which these were chosen (`plan/split_mesh.py`).
 
     Raises:
         NoRoomError: a mesh does not have that much.
@@ -318,36 +304,50 @@ def _count_kept(module: ir.Module) -> None:
     plan, meshes = program.plan, program.meshes
     if len(plan.predicted_peak_bytes) != len(meshes) or not splits_backward(plan.schedule):
         return
-    with errors_at(function):
-        count = len(meshes) * chunks_of(plan.schedule)
-        schedule = lists_of(plan.schedule, count, plan.num_micro_batches)
-    cluster = cluster_here(plan.cluster)
+    cluster, stages = cluster_here(plan.cluster), len(meshes) * chunks_of(plan.schedule)
     peaks: list[int] = []
     for number, (mesh, peak) in enumerate(zip(meshes, plan.predicted_peak_bytes, strict=True)):
-        bytes_of: dict[int, int] = {}
-        for stage in (s for s, its in schedule.mesh_of.items() if its == number):
-            halves = [
-                f
-                for f in program.fragments
-                if f.mesh == mesh.name and f.half is not None and f.stage in (stage, None)
-            ]
-            made = {v for f in halves if f.half == "input" for v in f.outputs}
-            kept = made & {v for f in halves if f.half == "weight" for v in f.inputs}
-            bytes_of[stage] = sum(map(program.local_bytes, kept))
-        left = weights_left(schedule, number)
-        peaks.append(peak + weights_left(schedule, number, bytes_of))
+        at = plan.schedule, stages, plan.num_micro_batches, number
+        backwards: dict[int | None, list[Fragment]] = {}
+        for it in program.fragments:
+            if it.mesh == mesh.name and it.part == "backward":
+                backwards.setdefault(it.stage, []).append(it)
+        whole, local = (
+            {s: _bytes_of(program, its, size) for s, its in backwards.items() if s is not None}
+            for size in (partial(_whole_bytes, program), program.local_bytes)
+        )
+        with errors_at(function):
+            counted, most = fullest(*at, whole), fullest(*at, local)
+        peaks.append(peak + round(held_at(most, local) - held_at(counted, local)))
         memory = None if cluster is None else cluster.of(mesh.hosts).device.memory
         if memory is not None and peak <= memory < peaks[-1]:
             raise NoRoomError(
                 function,
                 f"{mesh.name} needs {size_text(peaks[-1])} per device, {size_text(memory)} are "
                 f"there: under {label(plan.schedule)} it keeps values for the weight gradients of "
-                f"{left} micro-batches; use 1f1b, smaller micro-batches, or more devices",
-                # The memory that stages are cut by knows nothing of what is kept.
+                "several micro-batches; use 1f1b, smaller micro-batches, or more devices",
                 missing=peaks[-1] / memory - 1,
-                unseen=(peaks[-1] - peak) / memory,
             )
     replace(plan, predicted_peak_bytes=tuple(peaks)).write(function)
+
+
+def _bytes_of(program: Program, backwards: Sequence[Fragment], size: Callable[[int], int]) -> Bytes:
+    """What a stage holds for its backward, whose parts these are, by the size of each value."""
+    first = {v for it in backwards if it.half == "input" for v in it.inputs}
+    second = {v for it in backwards if it.half == "weight" for v in it.inputs}
+    made = {v for it in backwards if it.half == "input" for v in it.outputs}
+    read = second & program.activations
+    behind = {v for v in second if made and program.parts[v] == "backward"}
+    return Bytes(
+        freed=sum(map(size, (first & program.activations) - read)),
+        read=sum(map(size, read)),
+        made=sum(map(size, behind)),
+    )
+
+
+def _whole_bytes(program: Program, value: int) -> int:
+    it = program.values[value]
+    return prod(it.shape) * it.itemsize
 
 
 def _write_costs(

@@ -8,7 +8,7 @@ meshes of a plan have equally many stages, and stage d is on mesh d for the firs
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -214,23 +214,6 @@ def splits_backward(schedule: str) -> bool:
     if mine is None:
         return _parts(schedule)[0] not in (*_BY_STAGES_BEHIND, "interleaved-1f1b")
     return mine.splits_backward
-
-
-def weights_left(schedule: WorkLists, mesh: int, kept: Mapping[int, int] | None = None) -> int:
-    """What a mesh keeps for weight gradients that are left to compute, at most.
-
-    Args:
-        schedule: with backwards in two parts.
-        mesh: its number.
-        kept: by stage, what a micro-batch keeps between the parts. None: 1, so that the result
-            counts the backwards of which the second part is left.
-    """
-    left = most = 0
-    for work in schedule.lists[mesh]:
-        change = (work.kind == "backward-input") - (work.kind == "backward-weight")
-        left += change * (1 if kept is None else kept[work.stage])
-        most = max(most, left)
-    return most
 
 
 def _kept(works: Sequence[Work]) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from alpa.dialects.plan import Plan
 from alpa.passes.cost.cluster import Cluster, Link
 from alpa.passes.schedules.planned import hidden_share, in_flight
+from alpa.passes.schedules.split_memory import Bytes, Count, CountsOfStages
 from alpa.passes.solve.stages.placement import Group
 from alpa.passes.solve.stages.problem import Problem
 from alpa.passes.stages.boundary import Boundary
@@ -29,8 +30,15 @@ SHARES = (0.25, 0.5, 0.75)
 _LITTLE = 0.5
 _NO_LIMIT = 1 << 30
 """More micro-batches in flight than any schedule has: memory is no limit."""
-_BYTES = ("state_bytes", "transient_bytes", "activation_bytes", "exchanged_bytes")
-_COSTS = ("seconds", "update", *_BYTES)
+_BYTES = (
+    "state_bytes",
+    "transient_bytes",
+    "activation_bytes",
+    "exchanged_bytes",
+    "freed_bytes",
+    "made_bytes",
+)
+_COSTS = ("seconds", "forward", "second", "update", *_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,6 +47,11 @@ class Candidate:
 
     submesh: Submesh
     seconds: np.ndarray
+    """of a forward and a backward"""
+    forward: np.ndarray
+    """seconds of the forward"""
+    second: np.ndarray
+    """seconds of the second part of a split backward, unless it is the first stage"""
     update: np.ndarray
     state_bytes: np.ndarray
     """per device, all the time"""
@@ -48,6 +61,12 @@ class Candidate:
     """per device and micro-batch in flight"""
     exchanged_bytes: np.ndarray
     """per device, of what goes to other stages and comes from them"""
+    freed_bytes: np.ndarray
+    """of the activations, those that the first part of a split backward alone reads; in the first
+    stage, all of the backward is the second part"""
+    made_bytes: np.ndarray
+    """per device and micro-batch, what the first part makes for the second, unless it is the first
+    stage"""
     remat: float = 0.0
     """the share of a stage's layers, from its first on, that are rematerialised"""
     is_bound: bool = False
@@ -65,14 +84,46 @@ class Candidate:
         """Bytes per device that do not depend on what is in flight."""
         return self.state_bytes + self.transient_bytes + self.exchanged_bytes
 
-    def max_in_flight(self, memory: float) -> np.ndarray:
-        """How many micro-batches fit; 0 where none does."""
+    def max_in_flight(self, memory: float, counts: CountsOfStages | None = None) -> np.ndarray:
+        """How many micro-batches fit; 0 where none does.
+
+        Args:
+            memory: of a device.
+            counts: what a stage may hold, if the schedule splits backwards.
+        """
+        if counts is not None:
+            return self._fitting_split(memory, counts)
         free = memory - self.fixed_bytes
         with np.errstate(divide="ignore", invalid="ignore"):
             fits = np.where(
                 self.activation_bytes > 0, free // self.activation_bytes, float(_NO_LIMIT)
             )
         return np.where(free > 0, np.clip(fits, 0, _NO_LIMIT), 0).astype(np.int64)
+
+    def _fitting_split(self, memory: float, counts: CountsOfStages) -> np.ndarray:
+        bytes_of, need = self.split_bytes, np.zeros(self.seconds.shape)
+        # One at a time may fit where as many as the schedule keeps do not.
+        fits = (self.fixed_bytes + bytes_of.held(Count(1, 1, 1)) < memory).astype(np.int64)
+        for number, most in counts:
+            for count in most:
+                need = np.maximum(need, bytes_of.held(count))
+            fits[self.fixed_bytes + need < memory] = number
+        return fits
+
+    @property
+    def split_bytes(self) -> Bytes:
+        """What a stage holds for one micro-batch if its backward is split."""
+        freed, made = self.freed_bytes.copy(), self.made_bytes.copy()
+        freed[0], made[0] = 0.0, 0.0
+        return Bytes(freed=freed, read=self.activation_bytes - freed, made=made)
+
+    def seconds_of(self, first: int, last: int) -> tuple[float, float, float]:
+        """Of the forward and of both parts of the backward of a stage."""
+        whole, forward = self.seconds[first, last], self.forward[first, last]
+        backward = max(float(whole - forward), 0.0)
+        # What hands no gradients to a stage before it has no first part.
+        second = min(float(self.second[first, last]), backward) if first else backward
+        return float(whole) - backward, backward - second, second
 
     def is_small(self, memory: float, plan: Plan) -> bool:
         """Whether every interval takes at most `_LITTLE` of the memory, with as many micro-batches
@@ -92,7 +143,7 @@ def candidate_of(solver: ClassSolver, costs: ClassCosts, submesh: Submesh) -> Ca
     """The costs of intervals of layers, from those of their classes."""
     classes = solver.classes
     by_layer = costs.by_class[:, classes.class_of]
-    forward, backward, update, state, activation, transient = by_layer
+    forward, backward, update, state, activation, transient, freed, made, second = by_layer
     count = len(classes.class_of)
     below = np.tril(np.full((count, count), np.inf), -1)
     between = {"forward": np.zeros((count, count)), "update": np.zeros((count, count))}
@@ -113,11 +164,15 @@ def candidate_of(solver: ClassSolver, costs: ClassCosts, submesh: Submesh) -> Ca
     return Candidate(
         submesh=submesh,
         seconds=seconds + calls[0] + calls[1] + starts[:2].sum() + below,
+        forward=intervals(forward),
+        second=intervals(second),
         update=intervals(update) + pairs_inside(between["update"]) + calls[2] + starts[2] + below,
         state_bytes=intervals(state),
         transient_bytes=largest(transient),
         activation_bytes=intervals(activation),
         exchanged_bytes=exchanged,
+        freed_bytes=intervals(freed),
+        made_bytes=intervals(made),
     )
 
 
@@ -138,7 +193,8 @@ def remat_bounds(
     if again is None:
         nothing = np.zeros_like(one_device.seconds)
         bound = _even_bytes(fastest, one_device)
-        return [replace(bound, transient_bytes=nothing, activation_bytes=nothing, remat=1.0)]
+        passing = ("transient_bytes", "activation_bytes", "freed_bytes", "made_bytes")
+        return [replace(bound, **dict.fromkeys(passing, nothing), remat=1.0)]
     with np.errstate(invalid="ignore"):  # inf - inf below the diagonal
         more = np.nan_to_num((again.seconds - one_device.seconds).clip(min=0.0)) / fastest.size
     whole = replace(_even_bytes(fastest, again), seconds=fastest.seconds + more, remat=1.0)
@@ -212,6 +268,7 @@ def stage_problem(
     kinds: Sequence[Cluster],
     others: Sequence[Link | None],
     plan: Plan,
+    counts: CountsOfStages | None = None,
 ) -> Problem:
     """The stage DP's problem; its submeshes are the candidates in their order, its groups the kinds
     of hosts in theirs.
@@ -223,6 +280,7 @@ def stage_problem(
         kinds: the hosts.
         others: of each kind, the slowest link to hosts of another one.
         plan: the micro-batches and the schedule.
+        counts: what a stage may hold, if the schedule splits backwards.
     """
     submeshes = [o.submesh[:2] for o in candidates]
     its = [
@@ -234,7 +292,7 @@ def stage_problem(
     overlaps = [boundary.overlaps(kinds[kind], others[kind]) for kind in kind_of]
     hidden = np.array([[hidden_share(plan.schedule, it) for it in each] for each in overlaps])
     fits = [
-        o.max_in_flight(kinds[kind].device.memory)
+        o.max_in_flight(kinds[kind].device.memory, counts)
         for o, kind in zip(candidates, kind_of, strict=True)
     ]
     return Problem(

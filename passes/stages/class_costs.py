@@ -12,7 +12,17 @@ from alpa.passes.sharding.strategies import most_ways
 from alpa.passes.stages.exchange import End
 from alpa.passes.stages.layer_classes import Link
 
-ROWS = ("forward", "backward", "update", "state", "activation", "transient")
+ROWS = (
+    "forward",
+    "backward",
+    "update",
+    "state",
+    "activation",
+    "transient",
+    "freed",
+    "made",
+    "second",
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -20,9 +30,11 @@ class ClassCosts:
     """What each class of layers costs."""
 
     by_class: np.ndarray
-    """[6, C], the rows being `ROWS`: seconds of one forward, one backward and one update, and bytes
+    """[9, C], the rows being `ROWS`: seconds of one forward, one backward and one update, and bytes
     per device. The state includes accumulators of gradients. Activations are kept for one
-    micro-batch in flight. Transient is the most that is needed besides at any time."""
+    micro-batch in flight. Transient is the most that is needed besides at any time. If the backward
+    is split, its first part frees some of the activations, and the second part reads what is made
+    (`schedules/split_memory.Bytes`). The last row has the seconds of the second part."""
     links: dict[Link, float]
     """seconds each time that a link's value goes from one layer to another"""
     exchanged: dict[End, float]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -14,6 +14,7 @@ from alpa.dialects import body, ir, mpmd
 from alpa.dialects.attributes import Part, read_arguments, read_part
 from alpa.dialects.plan import Plan
 from alpa.dialects.sharding import ShardingRule
+from alpa.passes.plan.backward_halves import Halves
 from alpa.passes.sharding.copies import local_bytes
 from alpa.passes.sharding.liveness import passing
 from alpa.passes.sharding.mesh_problem import MeshProblem
@@ -24,6 +25,8 @@ from alpa.passes.sharding.strategies import splittable
 from alpa.passes.solve.sharding.problem import Memory, Problem, Usage
 from alpa.passes.stages.layer_classes import MESH, LayerClass
 
+_Bytes = dict[tuple[str, int], np.ndarray]
+"""Bytes by what they are for and by node, for each of its strategies."""
 Factors = dict[tuple[str, tuple[int, ...]], float]
 """Seconds of ops by the part of the step and the sizes of the factors that may be sharded."""
 
@@ -33,8 +36,12 @@ class ClassPart:
     """A class on a mesh."""
 
     posed: MeshProblem
-    resident: dict[tuple[str, int], np.ndarray]
+    resident: _Bytes
     """bytes that stay, by strategy of a node: "state" once, "activation" per micro-batch"""
+    split: _Bytes
+    """if the backward is split: "freed" and "made" bytes, by strategy of a node"""
+    second: float
+    """the share of the backward's seconds that its second part takes"""
     passing: Problem
     """the memory rows of values that do not stay"""
     arguments: list[Placed]
@@ -43,10 +50,15 @@ class ClassPart:
     @classmethod
     def of(cls, layer: LayerClass, posed: MeshProblem) -> ClassPart:
         """Of a class's program, posed by itself."""
-        placed, (resident, passing) = posed.graph.placed, _memory(layer, posed)
+        placed, device = posed.graph.placed, posed.graph.cluster.device
+        halves = posed.graph.reader.kept.once("halves", lambda: layer.halves(device))
+        resident, split, passing = _memory(layer, posed, halves)
+        first, second = (sum(it.seconds[n] for it in halves.values()) for n in (0, 1))
         return cls(
             posed=posed,
             resident=resident,
+            split=split,
+            second=second / (first + second) if second else 0.0,
             passing=Problem(node_costs=tuple(posed.graph.costs), edges=(), usages=passing),
             arguments=[placed[argument] for argument in body(layer.function).arguments],
             results=[placed[value] for value in layer.returned],
@@ -62,8 +74,8 @@ class ClassPart:
         seconds = {"": 0.0, "forward": 0.0, "backward": 0.0, "update": 0.0}
         for step, cost in zip(self.graph.steps, self.graph.step_seconds(choice), strict=True):
             seconds[_part_of(step)] += cost
-        kept = {"state": 0.0, "activation": 0.0}
-        for (kind, node), sizes in self.resident.items():
+        kept = {"state": 0.0, "activation": 0.0, "freed": 0.0, "made": 0.0}
+        for (kind, node), sizes in (*self.resident.items(), *self.split.items()):
             kept[kind] += float(sizes[choice[node]])
         batches = self.posed.plan.num_micro_batches
         return [
@@ -73,6 +85,9 @@ class ClassPart:
             kept["state"],
             kept["activation"],
             Memory(self.passing).peak(choice)[0],
+            kept["freed"],
+            kept["made"],
+            self.second * seconds["backward"] / batches,
         ]
 
     def held(self, placed: Placed, choice: Sequence[int]) -> float:
@@ -154,16 +169,16 @@ class Posing:
 
 
 def _memory(
-    layer: LayerClass, posed: MeshProblem
-) -> tuple[dict[tuple[str, int], np.ndarray], tuple[Usage, ...]]:
-    """The bytes that stay, and the usages of the values that do not."""
+    layer: LayerClass, posed: MeshProblem, halves: Mapping[mpmd.FragmentOp, Halves]
+) -> tuple[_Bytes, _Bytes, tuple[Usage, ...]]:
+    """The bytes that stay, those of a split backward, and the usages of values that do not stay."""
     graph, batches, fragments = posed.graph, posed.plan.num_micro_batches, posed.fragments()
-    resident: dict[tuple[str, int], np.ndarray] = {}
+    resident, split = _Bytes(), _Bytes()
 
-    def stays(kind: str, value: ir.Value, copies: int = 1) -> None:
+    def stays(kind: str, value: ir.Value, copies: int = 1, of: _Bytes = resident) -> None:
         placed = graph.placed[value]
         more = local_bytes(graph, placed.layouts, ir.RankedTensorType(placed.type), copies)
-        resident[kind, placed.node] = resident.get((kind, placed.node), 0.0) + more
+        of[kind, placed.node] = of.get((kind, placed.node), 0.0) + more
 
     arguments = zip(body(layer.function).arguments, read_arguments(layer.function), strict=True)
     for number, (value, argument) in enumerate(arguments):
@@ -182,7 +197,20 @@ def _memory(
             for value in fragment.results:
                 if value in read and batches > 1:
                     stays("state", value)
-    return resident, tuple(row.usage for row in passing(graph, posed.clock))
+    inputs = list(body(layer.function).arguments)
+    kept = {inputs[number] for number in layer.kept}
+    behind = {inputs[number] for number in layer.boundary - layer.kept}
+    for fragment, its in halves.items():
+        for number, value in enumerate(fragment.operands):
+            is_read = number in its.read
+            if not is_read and (value in made or value in kept):
+                stays("freed", value, of=split)
+            elif is_read and value in behind:
+                stays("made", value, of=split)
+        for value, rows in its.made:
+            if value in graph.placed:
+                stays("made", value, rows, of=split)
+    return resident, split, tuple(row.usage for row in passing(graph, posed.clock))
 
 
 def _is_fragment(op: ir.OpView) -> bool:

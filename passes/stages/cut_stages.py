@@ -8,7 +8,8 @@ from dataclasses import replace
 from alpa.dialects.plan import MeshAssignment
 from alpa.passes.base import MeshOverHostsError
 from alpa.passes.schedules.measure import Costs, measure
-from alpa.passes.schedules.planned import in_flight, lists_of
+from alpa.passes.schedules.planned import in_flight, lists_of, splits_backward
+from alpa.passes.schedules.split_memory import Bytes, fullest, held_at
 from alpa.passes.schedules.work import WorkLists
 from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.merge import Stages
@@ -43,22 +44,20 @@ def fastest(program: Clustered, cut: Cut) -> Cut:
 def _simulated_seconds(program: Clustered, cut: Cut) -> float:
     """Seconds of a step of a cut's stages under the program's schedule (`schedules/measure.py`).
 
-    A third of a stage's estimated seconds is its forward, and a third each of the two parts of its
-    backward. Half of its transfers come from either neighbour.
+    Half of a stage's transfers come from either neighbour.
     """
     schedule = schedule_on(program, len(cut.stages))
     seconds = [
-        float(found.seconds[stage.first, stage.last])
+        found.seconds_of(stage.first, stage.last)
         for stage, found in zip(cut.stages, cut.candidates, strict=True)
     ]
-    moved = [max(a - t, 0.0) for a, t in zip(cut.each, seconds, strict=True)]
-    third, half = tuple(t / 3 for t in seconds), [c / 2 for c in moved]
-    nothing = (0.0,) * len(seconds)
-    last = len(seconds) - 1
+    moved = [max(a - sum(t), 0.0) for a, t in zip(cut.each, seconds, strict=True)]
+    half, nothing, last = [c / 2 for c in moved], (0.0,) * len(seconds), len(seconds) - 1
+    forward, first, second = zip(*seconds, strict=True)
     costs = Costs(
-        forward=third if schedule.has_backward else tuple(seconds),
-        backward_input=third,
-        backward_weight=third,
+        forward=forward,
+        backward_input=first,
+        backward_weight=second,
         forward_transfer=(0.0, *half[1:last], *moved[last:]) if last else nothing,
         backward_transfer=(*moved[:1], *half[1:last], 0.0) if last else nothing,
         update=cut.updates,
@@ -87,15 +86,24 @@ def stages_of(
     """
     plan, given, peaks = program.plan, program.given, [0.0] * len(meshes)
     count = len(mesh_of or meshes)
+    splits = program.trains and splits_backward(plan.schedule)
+    bytes_of: list[dict[int, Bytes]] = [{} for _ in meshes]
     layer_stage: dict[int, int] = {}
     again: set[int] = set()
     for number, stage, found in zip(numbers, cut.stages, cut.candidates, strict=True):
-        batches = in_flight(plan.schedule, plan.num_micro_batches, count - number, count)
-        kept = batches * found.activation_bytes[stage.first, stage.last]
         mesh = mesh_of[number] if mesh_of else number
-        peaks[mesh] += found.fixed_bytes[stage.first, stage.last] + kept
+        peaks[mesh] += found.fixed_bytes[stage.first, stage.last]
+        if splits:
+            bytes_of[mesh][number] = found.split_bytes.at(stage.first, stage.last)
+        else:
+            batches = in_flight(plan.schedule, plan.num_micro_batches, count - number, count)
+            peaks[mesh] += batches * found.activation_bytes[stage.first, stage.last]
         layer_stage |= dict.fromkeys(range(stage.first, stage.last + 1), number)
         again.update(found.rematerialised(stage.first, stage.last))
+    if splits:
+        for mesh, its in enumerate(bytes_of):
+            at = plan.schedule, count, plan.num_micro_batches, mesh
+            peaks[mesh] += held_at(fullest(*at, its), its)
     return Stages(
         layer_stage=layer_stage,
         meshes=meshes,

@@ -21,6 +21,7 @@ from alpa.dialects.attributes import (
     Result,
     ResultRole,
     read_arguments,
+    read_part,
     read_results,
     state_pairs,
 )
@@ -31,6 +32,7 @@ from alpa.passes.analysis.graph import Graph, block_recipe, inner_blocks
 from alpa.passes.analysis.op_work import Work
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import Device
+from alpa.passes.plan.backward_halves import Halves, halves
 from alpa.passes.sharding.gradient_reductions import place_reductions
 from alpa.passes.sharding.mesh_problem import Shared
 from alpa.passes.sharding.ops import Cache, OpReader
@@ -79,6 +81,23 @@ class LayerClass:
     def returned(self) -> list[ir.Value]:
         """The values that the program returns."""
         return list(terminator(body(self.function)).operands)
+
+    def halves(self, device: Device) -> dict[mpmd.FragmentOp, Halves]:
+        """What the parts of its backward fragments hold and take, if they are split."""
+        arguments = read_arguments(self.function)
+        states = {
+            value
+            for value, argument in zip(body(self.function).arguments, arguments, strict=True)
+            if argument.role == "state"
+        }
+        returned = {value for r, value in enumerate(self.returned) if r not in self.totals}
+        found: dict[mpmd.FragmentOp, Halves] = {}
+        for op in body(self.function).operations:
+            if isinstance(op, mpmd.FragmentOp) and read_part(op) == "backward":
+                leaving = [n for n, value in enumerate(op.results) if value in returned]
+                inside = {n for n, value in enumerate(op.operands) if value in states}
+                found[op] = halves(op, leaving, inside, device)
+        return found
 
     def has_program_of(self, other: LayerClass) -> bool:
         """Whether both programs compute the same of the same arguments, for the same readers."""

@@ -18,11 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from alpa.dialects.plan import Dropped
 from alpa.passes.base import NoRoomError, NotFasterError, PassError
 from alpa.passes.cost.device import size_text
-from alpa.passes.schedules.planned import chunks_of
+from alpa.passes.schedules.planned import chunks_of, splits_backward
+from alpa.passes.schedules.split_memory import CountsOfStages, counts_of_stages
 from alpa.passes.solve.errors import SolverFailedError, VerificationError
 from alpa.passes.solve.sharding.problem import InfeasibleError
 from alpa.passes.solve.stages import stage_dp
@@ -219,6 +221,7 @@ class Search:
                 program.left,
                 program.cluster.links_to_others,
                 program.plan,
+                self._counts,
             ),
             [mesh.number for _, mesh in offers],
         )
@@ -235,6 +238,18 @@ class Search:
             assert refused is not None
             raise refused
         return problem, min(found, key=lambda it: (it.moved, it.objective))
+
+    @cached_property
+    def _counts(self) -> CountsOfStages | None:
+        """What a stage may hold, if the schedule splits backwards."""
+        program, plan = self.program, self.program.plan
+        if not (program.trains and splits_backward(plan.schedule)):
+            return None
+        devices = sum(kind.num_devices for kind in program.left)
+        most = self.most_stages or min(program.num_layers, devices)
+        least = 1 if self.most_stages is None else most
+        numbers = tuple(range(least, most + 1))
+        return counts_of_stages(plan.schedule, plan.num_micro_batches, numbers)
 
     def _planned_on_one_device(self, find: Callable[[], object]) -> None:
         """Finds costs on one device. Raises PassError where there are none."""

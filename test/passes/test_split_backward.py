@@ -12,8 +12,9 @@ import pytest
 
 import alpa.passes
 import alpa.runtime
-from alpa.dialects import body, ir, main_function, mpmd, walk
+from alpa.dialects import body, ir, main_function, mpmd, parse, walk
 from alpa.dialects.attributes import SECONDS, read_float, read_half, read_part
+from alpa.passes.plan.backward_halves import halves_of
 from alpa.passes.plan.instructions import write_script
 from alpa.passes.plan.reader import read_planned
 from alpa.runtime.script_checks import verify
@@ -106,6 +107,26 @@ def test_the_second_part_has_the_products_of_weights(kind: str) -> None:
     assert sum(read_float(op, SECONDS) or 0.0 for op in backwards(module)) == pytest.approx(
         sum(read_float(op, SECONDS) or 0.0 for op in backwards(whole)), rel=0.2
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_kept_is_known_before(kind: str) -> None:
+    """`backward_halves` says of whole fragments what is then read of split ones."""
+    module = parse(planned(kind))
+    with module.context:
+        before = [it for it in halves_of(module).values() if it.made]
+    program = read_planned(alpa.passes.run(planned(kind), "split-backward"))
+    first, second = (
+        next(it for it in program.fragments if it.half == half) for half in ("input", "weight")
+    )
+    kept = [program.values[v].shape for v in {*first.outputs} & {*second.inputs}]
+    (found,) = before
+    shapes = [(rows, tuple(ir.RankedTensorType(v.type).shape)) for v, rows in found.made]
+    assert sorted(kept) == sorted(
+        (rows, *shape) if "scan" in kind else shape for rows, shape in shapes
+    )
+    outside = {*second.inputs} - {*first.outputs}
+    assert len(outside) == len(found.read)
 
 
 def test_what_is_kept_is_memory() -> None:
