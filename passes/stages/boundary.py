@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -27,10 +28,8 @@ class Boundary:
     """into and back, [2, K]"""
     values: np.ndarray
     """how many tensors, [2, K]"""
-    once_bytes: np.ndarray
-    """[K, K]"""
-    once_values: np.ndarray
-    """how many tensors, [K, K]"""
+    once: np.ndarray
+    """bytes and tensors from one layer to the update of another, [2, K, K]"""
 
     def seconds(
         self, cluster: Cluster, hosts: int, devices: int, other: Link | None = None
@@ -63,11 +62,32 @@ class Boundary:
     ) -> np.ndarray:
         """Seconds of a step's transfers, [K, K], estimated in the same way; if there are several
         hosts, all come from other hosts, of the same kind if there are such."""
-        near = cluster.hosts == 1
-        link, ways = (cluster.intra_host, devices) if near else (cluster.inter_host, hosts)
-        if near and other is not None:
-            link, ways = other, hosts
-        return _seconds(self.once_bytes, self.once_values, link.between_meshes, ways)
+        way = _once(cluster, hosts, devices, other)
+        return _seconds(*self._once_from_outside, *way)
+
+    def once_between(
+        self, source: range, target: range, cluster: Cluster, hosts: int, devices: int
+    ) -> float:
+        """What of `once_seconds` of the target's layers comes from the source's."""
+        size, values = self.once[:, source][:, :, target].sum(axis=(1, 2)).tolist()
+        return float(_seconds(size, values, *_once(cluster, hosts, devices)))
+
+    @cached_property
+    def _once_from_outside(self) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes and tensors into layers i to j from others."""
+        size, values = self.once
+        return _from_outside(size), _from_outside(values)
+
+
+def _once(
+    cluster: Cluster, hosts: int, devices: int, other: Link | None = None
+) -> tuple[Transfer, int]:
+    """What a step's transfers into a submesh take, and how many of them go side by side."""
+    near = cluster.hosts == 1
+    link, ways = (cluster.intra_host, devices) if near else (cluster.inter_host, hosts)
+    if near and other is not None:
+        link, ways = other, hosts
+    return link.between_meshes, ways
 
 
 def _seconds(sizes: np.ndarray, values: np.ndarray, way: Transfer, ways: int) -> np.ndarray:
@@ -106,8 +126,7 @@ def boundary_of(
     return Boundary(
         bytes=crossing[0],
         values=crossing[1],
-        once_bytes=_from_outside(once[0]),
-        once_values=_from_outside(once[1]),
+        once=once,
     )
 
 

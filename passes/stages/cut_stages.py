@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from alpa.dialects.plan import MeshAssignment
 from alpa.passes.base import MeshOverHostsError
 from alpa.passes.schedules.measure import Costs, measure
 from alpa.passes.schedules.planned import in_flight, lists_of, splits_backward
-from alpa.passes.schedules.split_memory import Bytes, fullest, held_at
+from alpa.passes.schedules.split_memory import fullest, held_at
 from alpa.passes.schedules.work import WorkLists
+from alpa.passes.solve.stages.problem import Stage
+from alpa.passes.stages.candidates import Candidate
 from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.merge import Stages
 from alpa.passes.stages.search import Cut
@@ -60,12 +63,23 @@ def _simulated_seconds(program: Clustered, cut: Cut) -> float:
         backward_weight=second,
         forward_transfer=(0.0, *half[1:last], *moved[last:]) if last else nothing,
         backward_transfer=(*moved[:1], *half[1:last], 0.0) if last else nothing,
-        update=cut.updates,
+        update=_updates(program, cut, schedule),
         held=nothing,
         kept=nothing,
         hidden=tuple(b / c if c else 0.0 for b, c in zip(cut.beside, moved, strict=True)),
     )
     return measure(schedule, costs).seconds
+
+
+def _updates(program: Clustered, cut: Cut, schedule: WorkLists) -> tuple[float, ...]:
+    """Seconds of each stage's update, without what comes from other stages of its mesh."""
+    layers = [range(stage.first, stage.last + 1) for stage in cut.stages]
+    updates = list(cut.updates)
+    for s, r in product(range(len(layers)), repeat=2):
+        if s != r and schedule.mesh_of[s] == schedule.mesh_of[r]:
+            at = program.left[cut.kinds[s]], *cut.candidates[s].submesh[:2]
+            updates[s] -= program.boundary.once_between(layers[r], layers[s], *at)
+    return tuple(max(it, 0.0) for it in updates)
 
 
 def stages_of(
@@ -84,26 +98,16 @@ def stages_of(
         numbers: of the stages.
         mesh_of: the mesh of each number; None: that of this number.
     """
-    plan, given, peaks = program.plan, program.given, [0.0] * len(meshes)
+    given = program.given
     count = len(mesh_of or meshes)
-    splits = program.trains and splits_backward(plan.schedule)
-    bytes_of: list[dict[int, Bytes]] = [{} for _ in meshes]
+    on_mesh: list[dict[int, tuple[Stage, Candidate]]] = [{} for _ in meshes]
     layer_stage: dict[int, int] = {}
     again: set[int] = set()
     for number, stage, found in zip(numbers, cut.stages, cut.candidates, strict=True):
-        mesh = mesh_of[number] if mesh_of else number
-        peaks[mesh] += found.fixed_bytes[stage.first, stage.last]
-        if splits:
-            bytes_of[mesh][number] = found.split_bytes.at(stage.first, stage.last)
-        else:
-            batches = in_flight(plan.schedule, plan.num_micro_batches, count - number, count)
-            peaks[mesh] += batches * found.activation_bytes[stage.first, stage.last]
+        on_mesh[mesh_of[number] if mesh_of else number][number] = stage, found
         layer_stage |= dict.fromkeys(range(stage.first, stage.last + 1), number)
         again.update(found.rematerialised(stage.first, stage.last))
-    if splits:
-        for mesh, its in enumerate(bytes_of):
-            at = plan.schedule, count, plan.num_micro_batches, mesh
-            peaks[mesh] += held_at(fullest(*at, its), its)
+    peaks = (peak_bytes(program, count, mesh, its) for mesh, its in enumerate(on_mesh))
     return Stages(
         layer_stage=layer_stage,
         meshes=meshes,
@@ -115,3 +119,25 @@ def stages_of(
         rematerialised=program.always_rematerialised | again,
         dropped=cut.dropped,
     )
+
+
+def peak_bytes(
+    program: Clustered, count: int, mesh: int, stages: Mapping[int, tuple[Stage, Candidate]]
+) -> float:
+    """What a device of a mesh holds at most, by the costs of its stages.
+
+    Args:
+        program: the layers.
+        count: the stages on all meshes.
+        mesh: its number.
+        stages: those of the mesh by their numbers.
+    """
+    plan = program.plan
+    peak = sum(float(it.fixed_bytes[s.first, s.last]) for s, it in stages.values())
+    if program.trains and splits_backward(plan.schedule):
+        its = {n: it.split_bytes.at(s.first, s.last) for n, (s, it) in stages.items()}
+        return peak + held_at(fullest(plan.schedule, count, plan.num_micro_batches, mesh, its), its)
+    for number, (s, it) in stages.items():
+        batches = in_flight(plan.schedule, plan.num_micro_batches, count - number, count)
+        peak += batches * float(it.activation_bytes[s.first, s.last])
+    return peak

@@ -16,7 +16,7 @@ bound limits it for all others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -43,6 +43,11 @@ from alpa.passes.stages.costing import Costing, LayerCosts
 from alpa.passes.stages.mesh_candidates import MeshCandidates, OneDevice
 from alpa.passes.workers import Workers
 
+Further = Callable[
+    [Problem, tuple[Stage, ...], Sequence[Candidate], Sequence[int]], Iterable[tuple[Stage, ...]]
+]
+"""Cuts that are made of the DP's; gets the candidates, and the numbers of those whose costs are
+known."""
 Restriction = Callable[[Problem, Sequence[int]], Problem]
 """Restricts the stage DP; gets for each submesh of the problem the number of its mesh."""
 
@@ -84,6 +89,8 @@ class Search:
     """with the kind of their hosts"""
     most_stages: int | None
     restrict: Restriction
+    further: Further | None = None
+    """adds to `Cut.others`"""
 
     def run(self) -> Cut:
         """The cut with the least T by these costs.
@@ -150,9 +157,10 @@ class Search:
             if not unknown:
                 dropped = tuple(dict.fromkeys(_dropped(every)))
                 cut = _cut(problem, stages, offers, _verified(bound, seconds), dropped)
+                others = [*solution.others, *self._further(problem, stages, offers)]
                 known = [
                     _cut(problem, other, offers, cut.bound, dropped)
-                    for other in solution.others
+                    for other in others
                     if not _unknown([offers[stage.submesh] for stage in other])
                 ]
                 return replace(cut, others=tuple(known))
@@ -181,6 +189,14 @@ class Search:
                 mesh.finish()
                 known = sum(one.is_known for one in every)
                 self.program.show(f"costs of {known} of at most {len(every)} meshes")
+
+    def _further(
+        self, problem: Problem, stages: tuple[Stage, ...], offers: Sequence[_Offer]
+    ) -> Iterable[tuple[Stage, ...]]:
+        if self.further is None:
+            return ()
+        known = [n for n, (it, _) in enumerate(offers) if not it.is_bound and not it.problem]
+        return self.further(problem, stages, [it for it, _ in offers], known)
 
     def _offer(self, meshes: Sequence[MeshCandidates]) -> None:
         """Notes what the cut may use."""

@@ -21,11 +21,13 @@ from alpa.passes.schedules.verify import ScheduleError
 from alpa.passes.schedules.work import WorkLists
 from alpa.passes.solve.stages import placement
 from alpa.passes.solve.stages.placement import Group
-from alpa.passes.solve.stages.problem import Problem
+from alpa.passes.solve.stages.problem import Problem, Stage
+from alpa.passes.stages.balance import Balance
+from alpa.passes.stages.candidates import Candidate
 from alpa.passes.stages.class_problem import Submesh
 from alpa.passes.stages.clustered import USELESS, Clustered
 from alpa.passes.stages.costing import LayerCosts
-from alpa.passes.stages.cut_stages import fastest, schedule_on, stages_of
+from alpa.passes.stages.cut_stages import fastest, peak_bytes, schedule_on, stages_of
 from alpa.passes.stages.merge import Stages
 from alpa.passes.stages.policy import logical_shapes, placed
 from alpa.passes.stages.search import Cut, Search
@@ -161,6 +163,21 @@ class SharedMeshes:
                 equal_layers=self.equal_layers,
             )
 
+        def further(
+            problem: Problem,
+            stages: tuple[Stage, ...],
+            candidates: Sequence[Candidate],
+            known: Sequence[int],
+        ) -> Iterator[tuple[Stage, ...]]:
+            def fits(mesh: int, its: tuple[Stage, ...]) -> bool:
+                mine = (n for n, number in schedule.mesh_of.items() if number == mesh)
+                found = {n: (its[n], candidates[its[n].submesh]) for n in mine}
+                return peak_bytes(program, schedule.num_stages, mesh, found) <= memory
+
+            balance = Balance(schedule=schedule, problem=problem, usable=known, fits=fits)
+            return iter(()) if self.equal_layers else balance.cuts(stages)
+
+        memory = program.left[0].device.memory
         return Search(
             program=replace(program, reserve=1 - (1 - program.reserve) / chunks),
             costs=costs,
@@ -168,6 +185,7 @@ class SharedMeshes:
             submeshes=[(0, submesh)],
             most_stages=schedule.num_stages,
             restrict=restrict,
+            further=further,
         ).run()
 
 
