@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import permutations
 
 from alpa.dialects.plan import MeshAssignment
 from alpa.passes.base import MeshOverHostsError
@@ -72,13 +72,24 @@ def _simulated_seconds(program: Clustered, cut: Cut) -> float:
 
 
 def _updates(program: Clustered, cut: Cut, schedule: WorkLists) -> tuple[float, ...]:
-    """Seconds of each stage's update, without what comes from other stages of its mesh."""
+    """Seconds of each stage's update.
+
+    What comes from other stages of its mesh is there already. A state that stages of two meshes
+    read comes back from its update after its gradient has gone there.
+    """
     layers = [range(stage.first, stage.last + 1) for stage in cut.stages]
     updates = list(cut.updates)
-    for s, r in product(range(len(layers)), repeat=2):
-        if s != r and schedule.mesh_of[s] == schedule.mesh_of[r]:
-            at = program.left[cut.kinds[s]], *cut.candidates[s].submesh[:2]
-            updates[s] -= program.boundary.once_between(layers[r], layers[s], *at)
+
+    def seconds(source: int, target: int) -> float:
+        at = program.left[cut.kinds[target]], *cut.candidates[target].submesh[:2]
+        return program.boundary.once_between(layers[source], layers[target], *at)
+
+    for s, r in permutations(range(len(layers)), 2):
+        forth, back = seconds(s, r), seconds(r, s)
+        if schedule.mesh_of[s] == schedule.mesh_of[r]:
+            updates[s] -= back
+        elif forth and back:
+            updates[s] += forth
     return tuple(max(it, 0.0) for it in updates)
 
 

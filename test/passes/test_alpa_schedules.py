@@ -30,11 +30,12 @@ FOUR_MESHES = "cluster=cpu:1x4 mesh-shape=1 num-layers=8"
 
 
 @cache
-def chain(*, trains: bool, rows: int = 128) -> str:
-    """A chain of equal matrix products, and a step of their training."""
+def chain(*, trains: bool, rows: int = 128, is_tied: bool = False) -> str:
+    """A chain of equal matrix products, and a step of their training. If it is tied, the last
+    product is with the first weights."""
 
     def loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
-        for w in params:
+        for w in [*params[:-1], params[0]] if is_tied else params:
             x = jnp.tanh(x @ w)
         return jnp.mean(x**2)
 
@@ -185,6 +186,18 @@ def test_memory_is_estimated_as_it_is_planned(schedule: str, remat: str) -> None
         assert 0.99 < planned_bytes / instructed < 1.5
         if schedule == "zb-h1":  # Where meshes have several stages, their peaks are added up.
             assert before == pytest.approx(planned_bytes, rel=0.1)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-v", "dualpipe-v", "interleaved-1f1b"])
+def test_seconds_are_estimated_as_they_are_planned(schedule: str, is_tied: bool) -> None:
+    """The parts of backwards take what they take, and tied weights cross meshes one after the
+    other, or not at all."""
+    options = f"cluster=cpu:1x2 mesh-shape=1 num-layers=8 num-micro-batches=4 schedule={schedule}"
+    module = passes.run(chain(trains=True, rows=512, is_tied=is_tied), f"alpa{{{options}}}")
+    plan = Plan.read(main_function(module))
+    assert plan is not None
+    assert plan.estimated_step_seconds == pytest.approx(plan.predicted_step_seconds, rel=0.03)
 
 
 def test_no_more_than_all_memory_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
