@@ -51,7 +51,9 @@ class ClassPart:
     def of(cls, layer: LayerClass, posed: MeshProblem) -> ClassPart:
         """Of a class's program, posed by itself."""
         placed, device = posed.graph.placed, posed.graph.cluster.device
-        halves = posed.graph.reader.kept.once("halves", lambda: layer.halves(device))
+        halves = posed.graph.reader.kept.once(
+            ("halves", layer.function), lambda: layer.halves(device)
+        )
         resident, split, passing = _memory(layer, posed, halves)
         first, second = (sum(it.seconds[n] for it in halves.values()) for n in (0, 1))
         return cls(

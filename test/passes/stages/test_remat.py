@@ -177,11 +177,15 @@ def option(seconds: np.ndarray, held: np.ndarray, transient: np.ndarray) -> Cand
     return Candidate(
         submesh=(1, 2, (2,)),
         seconds=intervals(seconds),
+        forward=intervals(seconds / 4),
+        second=intervals(seconds / 2),
         update=intervals(2 * seconds),
         state_bytes=intervals(3 * held),
         transient_bytes=largest,
         activation_bytes=intervals(held),
         exchanged_bytes=intervals(5 * held),
+        freed_bytes=intervals(held / 2),
+        made_bytes=intervals(2 * held),
     )
 
 
@@ -205,3 +209,11 @@ def test_a_share_of_the_layers_costs_what_they_do() -> None:
             fixed = one.fixed_bytes[i, j] - one.exchanged_bytes[i, j]
             assert fixed == pytest.approx(3 * held.sum() + transient.max())
             assert one.activation_bytes[i, j] == pytest.approx(held.sum())
+            parts = np.array([1, 1, 2]) / 4 * seconds.sum()
+            assert one.seconds_of(int(i), int(j)) == pytest.approx(
+                parts if i else (parts[0], 0.0, parts[1] + parts[2])
+            )
+            bytes_of = one.split_bytes.at(int(i), int(j))
+            assert bytes_of == pytest.approx(
+                held.sum() * np.array([0.5, 0.5, 2.0] if i else [0.0, 1.0, 0.0])
+            )
