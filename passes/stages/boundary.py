@@ -63,7 +63,8 @@ class Boundary:
         """Seconds of a step's transfers, [K, K], estimated in the same way; if there are several
         hosts, all come from other hosts, of the same kind if there are such."""
         way = _once(cluster, hosts, devices, other)
-        return _seconds(*self._once_from_outside, *way)
+        size, values = self.once_from_outside
+        return _seconds(size, values, *way)
 
     def once_between(
         self, source: range, target: range, cluster: Cluster, hosts: int, devices: int
@@ -73,10 +74,9 @@ class Boundary:
         return float(_seconds(size, values, *_once(cluster, hosts, devices)))
 
     @cached_property
-    def _once_from_outside(self) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes and tensors into layers i to j from others."""
-        size, values = self.once
-        return _from_outside(size), _from_outside(values)
+    def once_from_outside(self) -> np.ndarray:
+        """Bytes and tensors from other layers to the updates of layers i to j, [2, K, K]."""
+        return np.stack([_from_outside(each) for each in self.once])
 
 
 def _once(

@@ -433,10 +433,11 @@ def test_what_crosses_between_stages() -> None:
     assert (boundary.bytes[:, 1:] % activation == 0).all()
     assert (boundary.values[:, 0] == 0).all()
     assert (boundary.values[:, 1:] >= 1).all()
-    assert boundary.once_values[0, NUM_LAYERS - 1] == 0
+    size, values = boundary.once_from_outside
+    assert values[0, NUM_LAYERS - 1] == 0
     for cut in range(1, NUM_LAYERS):
-        assert boundary.once_values[0, cut - 1] == boundary.once_values[cut, NUM_LAYERS - 1] == 1
-        assert boundary.once_bytes[0, cut - 1] == boundary.once_bytes[cut, NUM_LAYERS - 1] == matrix
+        assert values[0, cut - 1] == values[cut, NUM_LAYERS - 1] == 1
+        assert size[0, cut - 1] == size[cut, NUM_LAYERS - 1] == matrix
 
 
 def test_rematerialised_layers_may_be_of_other_classes() -> None:
@@ -489,7 +490,10 @@ def test_stages_hold_what_they_were_cut_for(
     with costs_of(step()) as found:
         boundary = found.boundary
     for layer, (estimate, real) in enumerate(zip(estimates, held, strict=True)):
-        once, exchanged = boundary.once_bytes[layer, layer], boundary.bytes[:, layer].sum()
+        once, exchanged = (
+            boundary.once_from_outside[0, layer, layer],
+            boundary.bytes[:, layer].sum(),
+        )
         assert real - once <= estimate <= real + exchanged
 
 
