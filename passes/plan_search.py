@@ -326,6 +326,7 @@ class PlanSearch:
                     candidate.remarks[:0] = again
                     return candidate
             error = errors[stages]  # Stages that did not fit before do not fit now.
+            self._note(candidate.number, outcome="infeasible", reason=error.message)
             refused = refused or error
             reserve += max(reserve, (error.missing or 0.0) + _MORE)
             if reserve >= 1:

@@ -77,7 +77,7 @@ def test_iree_runs_every_stage_as_xla_does(
     """Another compiler rounds in its own way: this is the exception from how equal is equal."""
     pytest.importorskip("iree.compiler.tools", reason="needs the extra iree")
     paths = export(step, tmp_path, "--export-format", form, "--strip-sdy")
-    assert len(paths) == len(for_xla) == 5
+    assert len(paths) == len(for_xla) == 6
     for path, original in zip(paths, for_xla, strict=True):
         assert path.name.removesuffix(".bc") == original.name
         module = parse_file(original)
