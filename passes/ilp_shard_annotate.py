@@ -204,6 +204,8 @@ class IlpShardAnnotate(Pass):
         meshes = read_meshes(function)
         halves = halves_of(module) if splits_backward(plan.schedule) else None
         with populated(module) as rule_of, workers_of(self.workers, self.processes) as workers:
+            if len(meshes) == 1 and self.intra != "tapas":
+                workers = Workers(0)  # This process would only wait for others.
             ops = sum(1 for _ in walk(module.body))
             needed = ("alpa.passes.solve.sharding.ilp", "highspy")
             workers.prepare(*needed, ops=ops, calls=len(meshes))

@@ -35,7 +35,7 @@ from alpa.passes.workers import Workers
 
 Question = Literal["bound", "costs"]
 
-WORTH = 2_000
+WORTH = 3_000
 """Ops of all classes that are worth a process, which takes about 1 s to start."""
 
 _SLOW = 2.0
@@ -197,16 +197,10 @@ class LayerCosts:
         self._offered: dict[tuple[int, Submesh], bool] = {}
         """the meshes that cuts could use, by the kind of hosts, and whether there was no other"""
 
-    def of(
-        self, program: Clustered, workers: Workers, *, kind: int = 0, remat: bool = False
-    ) -> Costing:
+    def of(self, program: Clustered, *, kind: int = 0, remat: bool = False) -> Costing:
         """The costs of a program's layers on a kind of hosts, which are those of each of its
         copies."""
         function = program.function
-        if not self._found:
-            ops = sum(1 for _ in walk(body(function)))
-            if self._folder is None:  # which may have all answers
-                workers.prepare(__name__, ops=ops, calls=workers.count)
         if (kind, remat) not in self._found:
             cluster, before = program.cluster.kinds[kind], None
             if remat:

@@ -104,7 +104,7 @@ class Search:
 
         def one_device(kind: int) -> OneDevice:
             def costing_of(remat: bool) -> Costing:
-                return self.costs.of(self.program, self.workers, kind=kind, remat=remat or always)
+                return self.costs.of(self.program, kind=kind, remat=remat or always)
 
             return OneDevice(
                 kind=kind,
