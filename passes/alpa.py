@@ -15,12 +15,14 @@ The first four run once. The other four run on a copy of the layers for each can
 (`plan_search.py`, which has the constants, too):
 
 * **Schedules.** With `schedule=auto`, 1F1B is planned first. Then stages are found for every other
-  schedule, and their step is estimated, by simulation for all but GPipe. One micro-batch, forwards
-  alone and stages on one mesh take the same time under every schedule, and are not planned again.
-  Of the other stages, those that predict at most 5 % more than the best plan so far become a plan,
-  the shortest first. The best plan names the schedule that comes second, by its predicted step or,
-  if it was not finished, by its estimate. If a schedule splits backwards, `split-backward` runs
-  before `insert-cross-mesh-reshard`, which predicts the step. For `terapipe`, stages are cut as for
+  schedule, and their step is estimated, by simulation for all but GPipe. The search for a schedule
+  ends when each cut is estimated to take 1.25 times the best plan (`USELESS`). One micro-batch,
+  forwards alone and stages on one mesh take the same time under every schedule, and are not planned
+  again. Of the other stages, those that predict at most 5 % more than the best plan so far become a
+  plan, the shortest first. The best plan names the schedule that comes second, by its predicted
+  step or, if it was not finished, by its estimate. If a schedule splits backwards, `split-backward`
+  runs before `insert-cross-mesh-reshard`, which predicts the step. A plan is not finished where one
+  of its meshes alone takes 1.1 times the best one (`_ALONE`). For `terapipe`, stages are cut as for
   GPipe, and then along the sequence by `token-slice`.
 * **Reserves.** Stages are cut by estimates of their memory. If `ilp-shard-annotate` finds that a
   stage does not fit, stages are cut again with a reserve: the missing share of memory and a little
@@ -100,6 +102,7 @@ from alpa.passes.base import (
     errors_at,
     option,
 )
+from alpa.passes.candidate import copied
 from alpa.passes.combine_micro_batches import CombineMicroBatches
 from alpa.passes.cost.cluster import parse_cluster
 from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
@@ -107,7 +110,7 @@ from alpa.passes.import_hlo import ImportHlo
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.layer_cluster import LayerCluster
 from alpa.passes.place_gradient_reductions import PlaceGradientReductions
-from alpa.passes.plan_search import PlanSearch, copied
+from alpa.passes.plan_search import PlanSearch
 from alpa.passes.schedules.planned import TERAPIPE
 from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
 from alpa.passes.split_loops import SplitLoops

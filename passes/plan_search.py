@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
-from alpa.dialects import body, ir, main_function
-from alpa.dialects.attributes import read_part, read_remat
-from alpa.dialects.plan import Dropped, MeshAssignment, Plan, read_meshes
+from alpa.dialects import ir
 from alpa.passes.base import NoRoomError, NotFasterError, Pass, PassError, Remark, RunPass
+from alpa.passes.candidate import Candidate, copied
 from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.schedules.planned import OTHERS, label, lists_of, splits_backward
@@ -48,72 +47,6 @@ _SLOW = 1.5
 least 4/3 of the bound, and collectives come on top."""
 _WORTH = 0.02
 """Of a step's seconds: the gap of the finished stages is as large (`ilp-shard-annotate`)."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A copy of the layers on its way to a plan."""
-
-    module: ir.Module
-    number: int = 0
-    """in the order of the search"""
-    remarks: list[tuple[ir.Location, str]] = field(default_factory=list[tuple[ir.Location, str]])
-    stages: list[ir.Module] = field(default_factory=list[ir.Module])
-    """a copy before shardings are chosen, where later questions need it"""
-
-    def remark(self, location: ir.Location, message: str) -> None:
-        self.remarks.append((location, message))
-
-    @property
-    def plan(self) -> Plan:
-        """What is known so far; numbers that are not are 0."""
-        return Plan.read(main_function(self.module)) or Plan()
-
-    @property
-    def meshes(self) -> list[MeshAssignment]:
-        """Those of the stages."""
-        return read_meshes(main_function(self.module))
-
-    @property
-    def step_seconds(self) -> float:
-        """Predicted, by what is known so far."""
-        return self.plan.predicted_step_seconds
-
-    @property
-    def key(self) -> Hashable:
-        """The same for the same stages, before they are finished."""
-        return self.step_seconds, self.plan.predicted_peak_bytes, tuple(self.meshes)
-
-    def note_runner_up(self, schedule: str, seconds: float, *, estimated: bool) -> None:
-        """Writes down the schedule that comes second."""
-        self._write(
-            replace(
-                self.plan,
-                runner_up=schedule,
-                runner_up_seconds=seconds,
-                runner_up_is_estimated=estimated,
-            )
-        )
-
-    def leave_out(self, schedule: str, error: NoRoomError) -> None:
-        """Says that a schedule was left out of the search, and why."""
-        self.remark(error.location, f"{schedule} is left out of the search: {error.message}")
-        if error.missing is None:
-            dropped = (*self.plan.dropped, Dropped(what=schedule, reason=error.message))
-            self._write(replace(self.plan, dropped=dropped))
-
-    def _write(self, plan: Plan) -> None:
-        with self.module.context:
-            plan.write(main_function(self.module))
-
-    @property
-    def is_partly_rematerialised(self) -> bool:
-        """Whether some backward parts compute again what others read."""
-        fragments = list(body(main_function(self.module)).operations)
-        backwards = [op for op in fragments if read_part(op) == "backward"]
-        layers = [len(ir.ArrayAttr(op.attributes["origin"])) for op in backwards]
-        again = [len(read_remat(op)) for op in backwards]
-        return 0 < sum(again) < sum(layers)
 
 
 class _Estimate(NamedTuple):
@@ -273,14 +206,23 @@ class PlanSearch:
         first = self._cut(replace(step, over=over), schedule, step.reserve)
         if isinstance(first, NoRoomError) or over.within is None:
             return self._fitting(step, schedule, first, best)
+        is_finished = True
         try:
             self._finish(first, min(best, over.within))
-        except (NoRoomError, NotFasterError):
+        except NoRoomError:
             return self._fitting(step, schedule, self._cut(step, schedule, step.reserve), best)
-        if first.step_seconds <= over.within:
+        except NotFasterError:
+            is_finished = False
+        if is_finished and first.step_seconds <= over.within:
             return first
-        fitting = self._fitting(step, schedule, self._cut(step, schedule, step.reserve), best)
-        return min(first, fitting, key=lambda it: it.step_seconds)
+        try:
+            other = self._fitting(step, schedule, self._cut(step, schedule, step.reserve), best)
+        except NoRoomError:  # The first one fits, as far as it was finished.
+            if not is_finished:
+                first = self._stages(replace(step, over=over), schedule, step.reserve)
+                self._finish(first, best)
+            return first
+        return min(first, other, key=lambda it: it.step_seconds) if is_finished else other
 
     def _cut(
         self, step: StageMeshPartition, schedule: str, reserve: float
@@ -403,9 +345,3 @@ class PlanSearch:
             else step
             for step in self.steps
         )
-
-
-def copied(module: ir.Module) -> ir.Module:
-    """A copy of a module."""
-    # The bindings give an op; as a view it has all that a pass uses of a module.
-    return cast(ir.Module, module.operation.clone().opview)

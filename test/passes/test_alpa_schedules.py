@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -16,11 +17,16 @@ from alpa.dialects.plan import Plan
 from alpa.passes import plan_search
 from alpa.passes.alpa import Alpa
 from alpa.passes.base import NoRoomError, Pass, Remark
+from alpa.passes.candidate import Candidate
 from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.plan.table import headlines
+from alpa.passes.plan_search import PlanSearch
 from alpa.passes.schedules.planned import OTHERS
 from alpa.passes.stage_mesh_partition import StageMeshPartition
+from alpa.passes.stages.clustered import Clustered
+from alpa.passes.stages.merge import Stages
+from alpa.passes.stages.overcommitment import Overcommitment
 from alpa.passes.tried import Tried, TriedPlan
 from alpa.runtime.ahead_of_time.verification import predicted_peaks
 from alpa.runtime.exported import exported
@@ -107,6 +113,31 @@ def test_schedules_whose_cuts_are_all_slower_are_not_searched_to_the_end(
         assert it.estimated_step_seconds is None
         (bound,) = re.findall(r"each cut is estimated to take at least ([\d.]+) s", it.reason)
         assert float(bound) >= 0.5 * report.predicted_step_seconds
+
+
+@pytest.mark.parametrize("share", [0.5, 0.95])
+def test_stages_that_exceed_the_memory_are_taken_where_no_others_fit(
+    monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    """Others are estimated at this share of the seconds; half of them ends the first attempt, and
+    makes another."""
+    expected, _ = planned(f"{FOUR_MESHES} num-micro-batches=4 schedule=1f1b")
+    cut = Overcommitment.cut
+
+    def cut_more(
+        self: Overcommitment, program: Clustered, find: Callable[[Clustered], Stages]
+    ) -> Stages:
+        found = cut(self, program, find)
+        self.within = share * expected.predicted_step_seconds
+        return found
+
+    def refused(self: PlanSearch, *_: object) -> Candidate:
+        raise NoRoomError(main_function(self.layers), "no room", missing=0.0)
+
+    monkeypatch.setattr(Overcommitment, "cut", cut_more)
+    monkeypatch.setattr(PlanSearch, "_fitting", refused)
+    report, _ = planned(f"{FOUR_MESHES} num-micro-batches=4 schedule=1f1b")
+    assert report.predicted_step_seconds == expected.predicted_step_seconds
 
 
 def test_a_plan_names_the_schedule_that_comes_second() -> None:
