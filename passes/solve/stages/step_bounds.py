@@ -1,11 +1,11 @@
 """What a step takes at least if a cut has a certain stage: most stages can be in no good cut.
 
 Of the stages before and behind, only the layers and the seconds count, not how many devices are
-left for them. Let a(0..i) be the least sum of a with which stages cover the layers before layer i,
-and w(0..i) the least sum of b times devices, its *work*. All D devices are busy with the slowest
-stage at most, so that
+left for them. A stage's *work* is its b times its devices. D devices together do the work of all
+stages, each of them for at most max b. With the least sums over stages that cover the layers before
+and behind:
 
-    max b >= max(b, (w before + b times devices + w behind) / D)
+    max b >= max(b, (work before + work + work behind) / D)
     T >= e (a before + a + a behind) + v ((B - e) max b + max(u, the least u of any stage))
 """
 
