@@ -206,16 +206,21 @@ class IlpShardAnnotate(Pass):
         with populated(module) as rule_of, workers_of(self.workers, self.processes) as workers:
             if len(meshes) == 1 and self.intra != "tapas":
                 workers = Workers(0)  # This process would only wait for others.
-            ops = sum(1 for _ in walk(module.body))
-            needed = ("alpa.passes.solve.sharding.ilp", "highspy")
-            workers.prepare(*needed, ops=ops, calls=len(meshes))
+            if workers.count:
+                ops = sum(1 for _ in walk(module.body))
+                needed = ("alpa.passes.solve.sharding.ilp", "highspy")
+                workers.prepare(*needed, ops=ops, calls=len(meshes))
             batch = BatchDims(function, rule_of) if is_baseline(self.intra) else None
             posed: list[tuple[MeshProblem, Callable[[], Answer]]] = []
             shared, solved = self.shared or Shared(), self.solved or Solved()
             for assignment in meshes:
                 its = replace(cluster.of(assignment.hosts), equation=equation)
                 at = function, assignment, its, plan, rule_of, shared
-                mesh = MeshProblem.of(*at) if halves is None else SplitMesh.split(*at, halves)
+                mesh = (
+                    MeshProblem.of(*at)
+                    if halves is None
+                    else replace(SplitMesh.of(*at), halves=halves)
+                )
                 for location, text in mesh.graph.remarks:
                     remark(location, text)
                 force_results(function, mesh.graph)

@@ -80,7 +80,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 from typing import ClassVar
 
@@ -314,7 +313,7 @@ def _count_kept(module: ir.Module) -> None:
                 backwards.setdefault(it.stage, []).append(it)
         whole, local = (
             {s: _bytes_of(program, its, size) for s, its in backwards.items() if s is not None}
-            for size in (partial(_whole_bytes, program), program.local_bytes)
+            for size in (lambda v: program.values[v].bytes, program.local_bytes)
         )
         with errors_at(function):
             counted, most = fullest(*at, whole), fullest(*at, local)
@@ -343,11 +342,6 @@ def _bytes_of(program: Program, backwards: Sequence[Fragment], size: Callable[[i
         read=sum(map(size, read)),
         made=sum(map(size, behind)),
     )
-
-
-def _whole_bytes(program: Program, value: int) -> int:
-    it = program.values[value]
-    return prod(it.shape) * it.itemsize
 
 
 def _write_costs(

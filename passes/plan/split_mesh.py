@@ -9,46 +9,28 @@ fullest one by the bytes of whole tensors: shardings are not known yet.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from alpa.dialects import func, ir, mpmd
+from alpa.dialects import ir, mpmd
 from alpa.dialects.attributes import read_part
 from alpa.dialects.mpmd_types import MeshTensor, stage_of
-from alpa.dialects.plan import MeshAssignment, Plan, read_meshes
+from alpa.dialects.plan import read_meshes
 from alpa.passes.analysis.graph import type_bytes
-from alpa.passes.cost.cluster import Cluster
 from alpa.passes.plan.backward_halves import Halves
 from alpa.passes.schedules.planned import chunks_of
 from alpa.passes.schedules.split_memory import Bytes, Count, fullest
 from alpa.passes.sharding.liveness import Held, buffer
-from alpa.passes.sharding.mesh_problem import MeshProblem, Shared
-from alpa.passes.sharding.rules import RuleOf
+from alpa.passes.sharding.mesh_problem import MeshProblem
 from alpa.passes.sharding.versions import Versions
 
 
 @dataclass(frozen=True)
 class SplitMesh(MeshProblem):
-    """A mesh of a plan whose schedule splits backwards. Made by `split`."""
+    """A mesh of a plan whose schedule splits backwards. What `of` makes knows no halves yet."""
 
     halves: Mapping[mpmd.FragmentOp, Halves] = field(default_factory=dict[mpmd.FragmentOp, Halves])
     """of the backward fragments on all meshes"""
-
-    @classmethod
-    def split(
-        cls,
-        function: func.FuncOp,
-        assignment: MeshAssignment,
-        cluster: Cluster,
-        plan: Plan,
-        rule_of: RuleOf,
-        shared: Shared | None,
-        halves: Mapping[mpmd.FragmentOp, Halves],
-    ) -> SplitMesh:
-        """As `of`, which it raises as."""
-        mesh = cls.of(function, assignment, cluster, plan, rule_of, shared)
-        assert isinstance(mesh, cls), "`of` makes a problem of the class that it is asked of"
-        return replace(mesh, halves=halves)
 
     @cached_property
     def versions(self) -> Versions:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Self
 
 from alpa.dialects import body, func, ir, mpmd, terminator, walk
 from alpa.dialects.attributes import (
@@ -90,7 +91,7 @@ class MeshProblem:
         plan: Plan,
         rule_of: RuleOf,
         shared: Shared | None = None,
-    ) -> MeshProblem:
+    ) -> Self:
         """The problem of one of a planned program's meshes.
 
         Args:
@@ -115,7 +116,7 @@ class MeshProblem:
         graph = shared.graph(mesh, cluster, shared.reader(cluster.device, rule_of))
         return cls(function, assignment.name, plan, graph, bandwidth).posed()
 
-    def posed(self) -> MeshProblem:
+    def posed(self) -> Self:
         """Adds the arguments to the graph, then transfers and fragments in program order."""
         for _ in self.pose():
             pass

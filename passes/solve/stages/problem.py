@@ -75,6 +75,7 @@ import numpy as np
 
 from alpa.passes.schedules.planned import chunks_of, fill_share, in_flight
 from alpa.passes.solve.errors import VerificationError
+from alpa.passes.solve.stages.least_sums import least_before
 from alpa.passes.solve.stages.placement import Group, blocks
 
 Objective = Literal["step", "throughput"]
@@ -304,8 +305,11 @@ class Problem:
         u = max(float(self.u[s.first, s.last, s.submesh]) for s in stages)
         return max(self.b(stages)), u, sum(self.a(stages))
 
-    def weights(self, stages: int) -> tuple[float, float, float]:
-        """What counts how often in T for so many stages: max b, max u and the sum of a."""
+    def weights(self, stages: int | None = None) -> tuple[float, float, float]:
+        """What counts how often in T for so many stages: max b, max u and the sum of a. None: in T
+        of every cut, which weighs alike for all numbers of stages if these are open
+        (`needs_number`)."""
+        stages = stages or self.counted_stages or 1
         fill = fill_share(self.schedule, stages, self.num_micro_batches)
         chunks = chunks_of(self.schedule)
         return chunks * (self.num_micro_batches - fill), chunks, fill
@@ -325,11 +329,9 @@ class Problem:
         again where few layers make unequal stages.
         """
         assert self.num_stages is not None, "schedules of several stages per mesh fix the number"
-        alone, least = self.t.min(axis=2), np.zeros(self.num_layers + 1)
-        for k in range(self.num_layers):
-            least[k + 1] = (least[: k + 1] + alone[: k + 1, k]).min()
+        least = least_before(self.t.min(axis=2))[-1]
         meshes = self.num_stages // chunks_of(self.schedule)
-        return self.num_micro_batches * float(least[-1]) / meshes
+        return self.num_micro_batches * float(least) / meshes
 
     def moved(self, stages: tuple[Stage, ...]) -> float:
         """Bytes of held state that a cut moves."""

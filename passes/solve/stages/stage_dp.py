@@ -224,8 +224,7 @@ def _shortest_step(problem: Problem, table: Table, enough: float) -> tuple[Stage
     b_values = table.b_values
     u_values = table.u_values
     best: tuple[float, tuple[Stage, ...]] = (enough, ())
-    # Where their number is open, T weighs alike for all numbers of stages (`needs_number`).
-    each_b, each_u, each = problem.weights(problem.counted_stages or 1)
+    each_b, each_u, each = problem.weights()
     sums = _Sums()
 
     def room(total: float, b_least: float, u_least: float) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from alpa.passes.solve.stages.entries import MOVED, NOWHERE, Entries, Times
+from alpa.passes.solve.stages.least_sums import least_before, least_behind
 from alpa.passes.solve.stages.placement import Group
 from alpa.passes.solve.stages.problem import OTHER, Given, Problem, Stage
 from alpa.passes.solve.stages.step_bounds import StepBounds
@@ -306,13 +307,8 @@ class Table:
             return np.zeros(layers + 1, int), np.full(layers + 1, width)
         fewest = np.full((layers, layers), inf)
         fewest[i, j] = np.array(self._sizes)[g]  # The last one stays, which is the smallest.
-        before, behind = np.full(layers + 1, inf), np.full(layers + 1, inf)
-        before[0] = behind[layers] = 0.0
-        for k in reversed(range(layers)):
-            behind[k] = (fewest[k, k:] + behind[k + 1 :]).min()
-        for k in range(layers):
-            before[k + 1] = (fewest[: k + 1, k] + before[: k + 1]).min()
-        low, high = np.minimum(behind, width + 1), np.maximum(width - before, -1)
+        low = np.minimum(least_behind(fewest), width + 1)
+        high = np.maximum(width - least_before(fewest), -1)
         return low.astype(int), high.astype(int)
 
     def _leaves_enough(

@@ -15,6 +15,7 @@ from math import inf
 
 import numpy as np
 
+from alpa.passes.solve.stages.least_sums import least_before, least_behind
 from alpa.passes.solve.stages.problem import Problem
 
 
@@ -23,8 +24,7 @@ class StepBounds:
 
     def __init__(self, problem: Problem, devices: int) -> None:
         self._layers, self._devices = problem.num_layers, devices
-        # Where their number is open, T weighs alike for all numbers of stages (`needs_number`).
-        self._weights = problem.weights(problem.counted_stages or 1)
+        self._weights = problem.weights()
 
     def of(
         self,
@@ -59,9 +59,4 @@ class StepBounds:
         alone = np.full((layers, layers), inf)
         begins = np.flatnonzero(np.diff(i * layers + j, prepend=-1))
         alone[i[begins], j[begins]] = np.minimum.reduceat(least.min(axis=1), begins)
-        before, behind = np.zeros(layers + 1), np.zeros(layers + 1)
-        for k in range(layers):
-            before[k + 1] = (before[: k + 1] + alone[: k + 1, k]).min()
-        for k in reversed(range(layers)):
-            behind[k] = (alone[k, k:] + behind[k + 1 :]).min()
-        return least + (before[i] + behind[j + 1])[:, None]
+        return least + (least_before(alone)[i] + least_behind(alone)[j + 1])[:, None]
