@@ -376,6 +376,11 @@ class _Runner:
             del manager  # See `_add`.
 
 
+_FROZEN_BY_PYTHON = 1000
+"""Python 3.12 freezes some hundred objects as it starts. A program that freezes its own, before it
+forks, freezes many thousand."""
+
+
 @contextmanager
 def _without_collector() -> Generator[None]:
     """Turns Python's garbage collector off while a pass runs.
@@ -392,7 +397,7 @@ def _without_collector() -> Generator[None]:
         yield
     finally:
         if enabled:
-            if not gc.get_freeze_count():  # Objects that others have frozen stay so.
+            if gc.get_freeze_count() <= _FROZEN_BY_PYTHON:  # What others have frozen stays so.
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
