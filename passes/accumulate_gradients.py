@@ -143,13 +143,30 @@ def _accumulate(program: Program, fragment: Fragment, nested: FragmentModule) ->
                 )
             total = block.add_argument(single[i].type, location)
             nested.arguments.append({**results[i], ALIASING_OUTPUT: ir.IntegerAttr.get(i32, i)})
-            summed[i] = stablehlo.add(total, single[i])
+            summed[i], single[i] = _added(total, single[i])
         func.ReturnOp([*summed, *(single[i] for i in extra)])
     end.operation.erase()
     results += [results[i] for i in extra]
     nested.write_signature()
     nested.write_numbers(data.ACCUMULATORS, accumulated)
     nested.write_numbers(data.EXTRA_RESULTS, extra)
+
+
+def _added(total: ir.Value, value: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """A total with a value added, and the value.
+
+    If the value has passed a barrier, the sum does so in its place: XLA fuses the addition with
+    what makes the value.
+    """
+    if isinstance(value.owner, ir.Block) or not isinstance(
+        value.owner.opview, stablehlo.OptimizationBarrierOp
+    ):
+        return stablehlo.add(total, value), value
+    barrier, number = value.owner.opview, ir.OpResult(value).result_number
+    before = barrier.operands[number]
+    with ir.InsertionPoint(barrier):
+        barrier.operands[number] = stablehlo.add(total, before)
+    return value, before
 
 
 def _mark_totals(program: Program, fragment: Fragment, nested: FragmentModule) -> None:

@@ -1,19 +1,20 @@
 """Writes each fragment as a module of its own that any XLA can compile.
 
-The pass runs nine passes, each of which does one thing to every module:
+The pass runs ten passes, each of which does one thing to every fragment or module:
 
 1. `merge-fragments` merges a forward and a backward fragment that follow one another on a mesh.
-2. `outline-fragments` copies each fragment into the function of a nested module.
-3. `lower-partial-sums` writes partial sums as parts along a leading dimension. XLA would reduce
+2. `wait-for-gradients` lets layers that are computed again wait for the gradients of others.
+3. `outline-fragments` copies each fragment into the function of a nested module.
+4. `lower-partial-sums` writes partial sums as parts along a leading dimension. XLA would reduce
    them at once.
-4. `accumulate-gradients` adds gradients up over the micro-batches. It comes after
+5. `accumulate-gradients` adds gradients up over the micro-batches. It comes after
    `lower-partial-sums`, because parts are added up as they are.
-5. `scale-totals` scales the sums that updates read.
-6. `donate-states` gives the buffers of old states to the new ones.
-7. `run-calls-on-shards` runs sharded custom calls on their shards.
-8. `constrain-shardings` writes shardings as constraints. It comes after all passes that read or
+6. `scale-totals` scales the sums that updates read.
+7. `donate-states` gives the buffers of old states to the new ones.
+8. `run-calls-on-shards` runs sharded custom calls on their shards.
+9. `constrain-shardings` writes shardings as constraints. It comes after all passes that read or
    add shardings of ops.
-9. `write-reshard-steps` writes the steps of each reshard. It comes last, because it reads the
+10. `write-reshard-steps` writes the steps of each reshard. It comes last, because it reads the
    constraints.
 
 It is a `Driver`, as `alpa` is: each pass is verified and timed, and its IR can be printed by
@@ -63,7 +64,7 @@ those of `alpa.extra_results` for this micro-batch alone.
 
 **Options**: see the fields.
 
-**Fails when** one of the nine passes does.
+**Fails when** one of the ten passes does.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ from alpa.passes.merge_fragments import MergeFragments
 from alpa.passes.outline_fragments import OutlineFragments
 from alpa.passes.run_calls_on_shards import RunCallsOnShards
 from alpa.passes.scale_totals import ScaleTotals
+from alpa.passes.wait_for_gradients import WaitForGradients
 from alpa.passes.write_reshard_steps import WriteReshardSteps
 
 
@@ -99,6 +101,7 @@ class ExportStages(Driver):
         with module.operation.location:
             for step in (
                 *((MergeFragments(),) if self.merge else ()),
+                WaitForGradients(),
                 OutlineFragments(),
                 LowerPartialSums(),
                 AccumulateGradients(),

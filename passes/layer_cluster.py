@@ -40,7 +40,9 @@ places every other op.
 
 **Ensures**: every op is in a named computation that `verify-layers` accepts. Markers are gone. The
 roles of arguments and results are written where they could be inferred. A program that only returns
-arguments has a layer that passes the first result on.
+arguments has a layer that passes the first result on. A backward part that computes activations
+again by contractions or loops, and depends on no cotangent there, begins with a barrier for these
+activations and a cotangent (`analysis/recomputation.py`).
 
 **Options**: see the fields.
 
@@ -86,6 +88,7 @@ from alpa.passes.analysis.layer_placement import (
     resolve_parts,
 )
 from alpa.passes.analysis.op_kinds import CONTRACTIONS
+from alpa.passes.analysis.recomputation import Recomputation, read_through_barrier
 from alpa.passes.analysis.roles import Roles, infer_roles
 from alpa.passes.analysis.step_parts import StepParts, split_step
 from alpa.passes.base import Pass, PassError, Remark, option
@@ -179,8 +182,11 @@ class LayerCluster(Pass):
         slots = place(graph, roles, part, floating, layer_of)
         _write_roles(function, roles, donate=self.donate_states)
         ops = placed_ops(graph.ops)
-        _outline(function, graph, floating, slots, flops)
+        batch = [a for a, argument in enumerate(roles.arguments) if argument.role == "batch"]
+        gates = _outline(function, graph, floating, slots, flops, batch)
         check_placed_once(ops, function)
+        for values in gates:
+            read_through_barrier(values)
         check_layers(function)
 
     def _starts(
@@ -365,8 +371,13 @@ def _outline(
     floating: Floating,
     slots: Sequence[Slot | None],
     flops: Sequence[float],
-) -> None:
-    """Moves the ops of each slot into a named computation, in execution order."""
+    batch: Sequence[int],
+) -> list[list[ir.Value]]:
+    """Moves the ops of each slot into a named computation, in execution order.
+
+    `batch` are the numbers of the batch's arguments. The result is what backward parts that compute
+    activations again should read through a barrier.
+    """
     own: dict[Slot, list[int]] = {}
     for o, slot in enumerate(slots):
         if slot is not None:
@@ -376,13 +387,21 @@ def _outline(
     crossing = set(graph.returned).union(*(group.inputs for group in groups))
     end = terminator(body(function))
     outside: dict[int, ir.Value] = {v: graph.values[v] for v in range(graph.num_arguments)}
+    forward = [it.own for it in groups if it.slot.part == "forward"]
+    made = (v for own in forward for o in own for v in graph.results[o])
+    recomputation = Recomputation(graph=graph, activations={*batch, *made})
+    gates = list[list[ir.Value]]()
     for group in groups:
-        _outline_group(end, graph, group, crossing, outside, flops)
+        inside = _outline_group(end, graph, group, crossing, outside, flops)
+        if group.slot.part == "backward":
+            gate = recomputation.gate([*group.ops], group.inputs)
+            gates.append([inside[v] for v in gate])
     for i, v in enumerate(graph.returned):
         end.operands[i] = outside[v]
     for o in reversed(range(len(graph.ops))):
         if slots[o] is None or graph.markers[o] is not None:
             graph.ops[o].erase()
+    return [gate for gate in gates if gate]
 
 
 def _execution_order(slot: Slot) -> tuple[int, int, int]:
@@ -419,8 +438,11 @@ def _outline_group(
     crossing: set[int],
     outside: dict[int, ir.Value],
     flops: Sequence[float],
-) -> None:
-    """Builds one computation before `end`; `outside` maps values to what stands for them there."""
+) -> dict[int, ir.Value]:
+    """Builds one computation before `end`; `outside` maps values to what stands for them there.
+
+    The result is what stands for its inputs inside.
+    """
     outputs = [v for o in group.own for v in graph.results[o] if v in crossing]
     with ir.InsertionPoint(end):
         computation, block = named_computation(
@@ -454,3 +476,4 @@ def _outline_group(
         )
     computation.attributes[FLOPS] = i64(int(total))
     outside.update(zip(outputs, computation.results, strict=True))
+    return dict(zip(group.inputs, block.arguments, strict=True))

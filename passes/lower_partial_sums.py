@@ -81,7 +81,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from alpa.dialects import body, filled, ir, sdy, stablehlo
-from alpa.dialects.sharding import AxisRef, Mesh, Sharding, op_shardings
+from alpa.dialects.sharding import AxisRef, Mesh, Sharding, op_shardings, set_op_shardings
 from alpa.passes.base import Pass, PassError, Remark
 from alpa.passes.plan.fragment_modules import SHARDING, FragmentModule, fragment_modules
 from alpa.passes.sharding.manual import manual_computation
@@ -128,6 +128,8 @@ def _rewrite(operations: Sequence[ir.OpView], known: _Known, mesh: Mesh) -> None
         source = known.get(op.operands[0]) if isinstance(op, sdy.ShardingConstraintOp) else None
         if source is not None and source.unreduced:
             _reduce(op, source, shardings[0], mesh)
+        elif isinstance(op, stablehlo.OptimizationBarrierOp):
+            known.update(_pass_on(op, shardings, mesh))
         elif any(sharding.unreduced for sharding in shardings):
             known.update(_run_on_parts(op, shardings[0], known, mesh))
         else:
@@ -196,6 +198,19 @@ def _sum(parts: ir.Value, numbers: Sequence[int]) -> ir.Value:
     with ir.InsertionPoint(block):
         stablehlo.ReturnOp([stablehlo.add(*block.arguments)])
     return reduce.results[0]
+
+
+def _pass_on(
+    barrier: stablehlo.OptimizationBarrierOp, shardings: Sequence[Sharding], mesh: Mesh
+) -> _Known:
+    """Gives the results of a barrier the types of its operands, which may be parts by now."""
+    with ir.InsertionPoint(barrier), barrier.location:
+        new = stablehlo.OptimizationBarrierOp(list(barrier.operands))
+    set_op_shardings(new, tuple(stored((), sharding, mesh)[1] for sharding in shardings))
+    for old, result in zip(barrier.results, new.results, strict=True):
+        old.replace_all_uses_with(result)
+    barrier.erase()
+    return dict(zip(new.results, shardings, strict=True))
 
 
 def _run_on_parts(op: ir.OpView, sharding: Sharding, known: _Known, mesh: Mesh) -> _Known:

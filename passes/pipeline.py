@@ -41,6 +41,7 @@ PASSES = {
     "split-backward": "alpa.passes.split_backward:SplitBackward",
     "export-stages": "alpa.passes.export_stages:ExportStages",
     "merge-fragments": "alpa.passes.merge_fragments:MergeFragments",
+    "wait-for-gradients": "alpa.passes.wait_for_gradients:WaitForGradients",
     "outline-fragments": "alpa.passes.outline_fragments:OutlineFragments",
     "lower-partial-sums": "alpa.passes.lower_partial_sums:LowerPartialSums",
     "accumulate-gradients": "alpa.passes.accumulate_gradients:AccumulateGradients",

@@ -160,13 +160,15 @@ def _updates(op: ir.OpView) -> bool:
 
 
 def in_place_of(value: ir.Value, is_view: Callable[[ir.OpView], bool]) -> Iterator[ir.Value]:
-    """The values that are written where one has its place: itself, and what it is made of by views
-    and by loops that alone read what they start as."""
+    """The values that are written where one has its place: itself, and what it is made of by views,
+    barriers, and loops that alone read what they start as."""
     yield value
     while not isinstance(value.owner, ir.Block):
         op = value.owner.opview
         if is_view(op):
             value = op.operands[0]
+        elif isinstance(op, stablehlo.OptimizationBarrierOp):
+            value = op.operands[ir.OpResult(value).result_number]
         elif isinstance(op, stablehlo.WhileOp):
             value = op.operands[ir.OpResult(value).result_number]
             if len(list(value.uses)) > 1:

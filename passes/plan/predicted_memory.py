@@ -92,7 +92,6 @@ def predicted_memory(module: ir.Module) -> list[FragmentMemory]:
 
 
 def _memory_of(annotated: Annotated, device: Device) -> FragmentMemory:
-    scheduler = Scheduler.of(device)
     fragment = annotated.fragment
     block = body(fragment)
     results = [
@@ -107,10 +106,14 @@ def _memory_of(annotated: Annotated, device: Device) -> FragmentMemory:
         arguments=sum(arguments) + sum(accumulated),
         results=sum(results) + sum(extra),
         aliased=sum(accumulated) + sum(donated),
-        temporaries=min(
-            _Clock(annotated, device, scheduler, order).peak() for order in scheduler.orders
-        ),
+        temporaries=predicted_temporaries(annotated, device),
     )
+
+
+def predicted_temporaries(annotated: Annotated, device: Device) -> int:
+    """Bytes per device beside arguments and results, when a fragment needs most."""
+    scheduler = Scheduler.of(device)
+    return min(_Clock(annotated, device, scheduler, order).peak() for order in scheduler.orders)
 
 
 @dataclass
@@ -165,7 +168,7 @@ class _Clock(Lives):
                 self._gathered[value] = self.annotated.outer_layout(result)
                 continue
             if i in added and len(list(value.uses)) == 1:
-                self._added.add(value)
+                self._added.add(_before_barrier(value))
             if i not in added:
                 self._returned.update(in_place_of(value, self._is_view))
 
@@ -370,6 +373,14 @@ class _Clock(Lives):
         """The names of the ops that read a value, through views."""
         for owner in _readers(value, self._is_view):
             yield owner.operation.name
+
+
+def _before_barrier(value: ir.Value) -> ir.Value:
+    """What a barrier passes on as a value (`wait_for_gradients.py`), or the value."""
+    maker = None if isinstance(value.owner, ir.Block) else value.owner.opview
+    if not isinstance(maker, stablehlo.OptimizationBarrierOp):
+        return value
+    return maker.operands[ir.OpResult(value).result_number]
 
 
 def _readers(value: ir.Value, through: Callable[[ir.OpView], bool]) -> Iterator[ir.OpView]:

@@ -668,3 +668,44 @@ func.func public @gradient_marker(%w0: !p {tf.aliasing_output = 0 : i32}, %w1: !
   %n0 = stablehlo.subtract %w0, %u2 : !p
   return %n0, %n1, %loss : !p, !p, !s
 }
+
+// -----
+
+// layer_0's backward part computes %h again, as soon as a compiler wants. So it gets a barrier: the
+// batch waits for the cotangent. layer_1's comes first, and waits for nothing.
+!a = tensor<4x8xf32>
+!p = tensor<8x8xf32>
+!s = tensor<f32>
+// CHECK-LABEL: func.func public @computed_again
+// CHECK: %[[B1:.*]]:2 = mpmd.named_computation<"layer_1"(1)>
+// CHECK-NOT: optimization_barrier
+// CHECK: mpmd.named_computation<"layer_0"(1)> (%{{.*}}, %{{.*}}, %[[B1]]#1)
+// CHECK-SAME: (%[[X:.*]]: tensor<4x8xf32>, %[[W:.*]]: tensor<8x8xf32>, %[[D:.*]]: tensor<4x8xf32>)
+// CHECK-NEXT: %[[L:.*]]:2 = stablehlo.optimization_barrier %[[X]], %[[D]]
+// CHECK-NEXT: %[[H:.*]] = stablehlo.dot_general %[[L]]#0, %[[W]]
+// CHECK-NEXT: %[[C:.*]] = stablehlo.cosine %[[H]]
+// CHECK-NEXT: %[[M:.*]] = stablehlo.multiply %[[L]]#1, %[[C]]
+// CHECK-NEXT: stablehlo.dot_general %[[L]]#0, %[[M]]
+// CHECK-NEXT: mpmd.return
+func.func public @computed_again(%w0: !p {tf.aliasing_output = 0 : i32}, %w1: !p {tf.aliasing_output = 1 : i32}, %x: !a)
+    -> (!p, !p, !s) {
+  %zero = stablehlo.constant dense<0.0> : !s
+  %h = stablehlo.dot_general %x, %w0, contracting_dims = [1] x [0] : (!a, !p) -> !a
+  %t = stablehlo.tanh %h : !a
+  %o = stablehlo.dot_general %t, %w1, contracting_dims = [1] x [0] : (!a, !p) -> !a
+  %e = stablehlo.multiply %o, %o : !a
+  %loss = stablehlo.reduce(%e init: %zero) applies stablehlo.add across dimensions = [0, 1] : (!a, !s) -> !s
+  %do = stablehlo.add %o, %o : !a
+  %g1 = stablehlo.dot_general %t, %do, contracting_dims = [0] x [0] : (!a, !a) -> !p
+  %dt = stablehlo.dot_general %do, %w1, contracting_dims = [1] x [1] : (!a, !p) -> !a
+  %h2 = stablehlo.dot_general %x, %w0, contracting_dims = [1] x [0] : (!a, !p) -> !a
+  %c = stablehlo.cosine %h2 : !a
+  %dh = stablehlo.multiply %dt, %c : !a
+  %g0 = stablehlo.dot_general %x, %dh, contracting_dims = [0] x [0] : (!a, !a) -> !p
+  %rate = stablehlo.constant dense<0.1> : !p
+  %u0 = stablehlo.multiply %g0, %rate : !p
+  %n0 = stablehlo.subtract %w0, %u0 : !p
+  %u1 = stablehlo.multiply %g1, %rate : !p
+  %n1 = stablehlo.subtract %w1, %u1 : !p
+  return %n0, %n1, %loss : !p, !p, !s
+}

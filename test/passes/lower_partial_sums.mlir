@@ -127,3 +127,32 @@ module {
     }
   }
 }
+
+// -----
+
+!x = !mpmd.mesh_tensor<"mesh_0", tensor<8x4xf32>, sharding=<@mesh_0, [{"a"}, {}]>>
+!g = !mpmd.mesh_tensor<"mesh_0", tensor<4x4xf32>, sharding=<@mesh_0, [{}, {}], unreduced={"a"}>>
+module {
+  sdy.mesh @mesh_0 = <["a"=2]>
+  // CHECK-LABEL: func.func public @parts_pass_a_barrier
+  func.func public @parts_pass_a_barrier(%x: !x) -> (!g, !x) attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=2]>>>} {
+    %0:2 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(1)]> (%x) {alpa.module = @m, alpa.part = "backward"} (%a: tensor<8x4xf32>) {
+      %1 = stablehlo.dot_general %a, %a, contracting_dims = [0] x [0] : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+      %2:2 = stablehlo.optimization_barrier %1, %a : tensor<4x4xf32>, tensor<8x4xf32>
+      mpmd.return %2#0, %2#1 : tensor<4x4xf32>, tensor<8x4xf32>
+    } : (!x) -> (!g, !x)
+    return %0#0, %0#1 : !g, !x
+  }
+  module @m {
+    sdy.mesh @mesh_0 = <["a"=2]>
+    func.func public @main(%x: tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{"a"}, {}]>})
+        -> (tensor<4x4xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}, {}], unreduced={"a"}>}, tensor<8x4xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{"a"}, {}]>}) {
+      %0 = stablehlo.dot_general %x, %x, contracting_dims = [0] x [0] {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{}, {}], unreduced={"a"}>]>} : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+      // CHECK: %[[P:.*]] = sdy.manual_computation
+      // CHECK: %[[B:.*]]:2 = stablehlo.optimization_barrier {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{"a"}, {}, {}]>, <@mesh_0, [{"a"}, {}]>]>} %[[P]], %{{.*}} : tensor<2x4x4xf32>, tensor<8x4xf32>
+      // CHECK-NEXT: return %[[B]]#0, %[[B]]#1 : tensor<2x4x4xf32>, tensor<8x4xf32>
+      %1:2 = stablehlo.optimization_barrier {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{}, {}], unreduced={"a"}>, <@mesh_0, [{"a"}, {}]>]>} %0, %x : tensor<4x4xf32>, tensor<8x4xf32>
+      return %1#0, %1#1 : tensor<4x4xf32>, tensor<8x4xf32>
+    }
+  }
+}
