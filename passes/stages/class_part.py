@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -16,7 +16,7 @@ from alpa.dialects.plan import Plan
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.plan.backward_halves import Halves
 from alpa.passes.sharding.copies import local_bytes
-from alpa.passes.sharding.liveness import passing
+from alpa.passes.sharding.liveness import Held, buffer, passing
 from alpa.passes.sharding.mesh_problem import MeshProblem
 from alpa.passes.sharding.op_seconds import work_seconds
 from alpa.passes.sharding.ops import Cache, Op
@@ -212,7 +212,20 @@ def _memory(
         for value, rows in its.made:
             if value in graph.placed:
                 stays("made", value, rows, of=split)
-    return resident, split, tuple(row.usage for row in passing(graph, posed.clock))
+    rows = [*passing(graph, posed.clock), *_cotangents(posed, behind)]
+    return resident, split, tuple(row.usage for row in rows)
+
+
+def _cotangents(posed: MeshProblem, behind: Collection[ir.Value]) -> Iterator[Held]:
+    """What the layer behind hands to a backward part: it goes when it has been read."""
+    clock = posed.clock
+    for fragment, (start, _) in clock.spans.items():
+        if read_part(fragment) == "backward":
+            pairs = zip(body(fragment).arguments, fragment.operands, strict=True)
+            for inner, value in pairs:
+                if value in behind:
+                    span = start, clock.until.get(inner, start)
+                    yield from buffer(posed.graph, "temporaries", inner, span)
 
 
 def _is_fragment(op: ir.OpView) -> bool:
