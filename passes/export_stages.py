@@ -1,20 +1,22 @@
 """Writes each fragment as a module of its own that any XLA can compile.
 
-The pass runs ten passes, each of which does one thing to every fragment or module:
+The pass runs eleven passes, each of which does one thing to every fragment or module:
 
-1. `merge-fragments` merges a forward and a backward fragment that follow one another on a mesh.
-2. `wait-for-gradients` lets layers that are computed again wait for the gradients of others.
-3. `outline-fragments` copies each fragment into the function of a nested module.
-4. `lower-partial-sums` writes partial sums as parts along a leading dimension. XLA would reduce
+1. `delay-copies` lets copies in other layouts wait where memory would not suffice. It comes first,
+   so that a backward part that is merged makes its own copies.
+2. `merge-fragments` merges a forward and a backward fragment that follow one another on a mesh.
+3. `wait-for-gradients` lets layers that are computed again wait for the gradients of others.
+4. `outline-fragments` copies each fragment into the function of a nested module.
+5. `lower-partial-sums` writes partial sums as parts along a leading dimension. XLA would reduce
    them at once.
-5. `accumulate-gradients` adds gradients up over the micro-batches. It comes after
+6. `accumulate-gradients` adds gradients up over the micro-batches. It comes after
    `lower-partial-sums`, because parts are added up as they are.
-6. `scale-totals` scales the sums that updates read.
-7. `donate-states` gives the buffers of old states to the new ones.
-8. `run-calls-on-shards` runs sharded custom calls on their shards.
-9. `constrain-shardings` writes shardings as constraints. It comes after all passes that read or
+7. `scale-totals` scales the sums that updates read.
+8. `donate-states` gives the buffers of old states to the new ones.
+9. `run-calls-on-shards` runs sharded custom calls on their shards.
+10. `constrain-shardings` writes shardings as constraints. It comes after all passes that read or
    add shardings of ops.
-10. `write-reshard-steps` writes the steps of each reshard. It comes last, because it reads the
+11. `write-reshard-steps` writes the steps of each reshard. It comes last, because it reads the
    constraints.
 
 It is a `Driver`, as `alpa` is: each pass is verified and timed, and its IR can be printed by
@@ -64,7 +66,7 @@ those of `alpa.extra_results` for this micro-batch alone.
 
 **Options**: see the fields.
 
-**Fails when** one of the ten passes does.
+**Fails when** one of the eleven passes does.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ from alpa.dialects import ir
 from alpa.passes.accumulate_gradients import AccumulateGradients
 from alpa.passes.base import Driver, Remark, RunPass, option
 from alpa.passes.constrain_shardings import ConstrainShardings
+from alpa.passes.delay_copies import DelayCopies
 from alpa.passes.donate_states import DonateStates
 from alpa.passes.lower_partial_sums import LowerPartialSums
 from alpa.passes.merge_fragments import MergeFragments
@@ -100,6 +103,7 @@ class ExportStages(Driver):
     def drive(self, module: ir.Module, remark: Remark, run_pass: RunPass) -> None:
         with module.operation.location:
             for step in (
+                DelayCopies(),
                 *((MergeFragments(),) if self.merge else ()),
                 WaitForGradients(),
                 OutlineFragments(),

@@ -40,6 +40,7 @@ PASSES = {
     "insert-cross-mesh-reshard": "alpa.passes.insert_cross_mesh_reshard:InsertCrossMeshReshard",
     "split-backward": "alpa.passes.split_backward:SplitBackward",
     "export-stages": "alpa.passes.export_stages:ExportStages",
+    "delay-copies": "alpa.passes.delay_copies:DelayCopies",
     "merge-fragments": "alpa.passes.merge_fragments:MergeFragments",
     "wait-for-gradients": "alpa.passes.wait_for_gradients:WaitForGradients",
     "outline-fragments": "alpa.passes.outline_fragments:OutlineFragments",

@@ -73,15 +73,10 @@ from typing import ClassVar
 from alpa.dialects import body, ir, main_function, mpmd, stablehlo
 from alpa.dialects.attributes import read_part
 from alpa.dialects.mpmd_types import mesh_of
-from alpa.dialects.plan import Plan, read_meshes
-from alpa.dialects.sharding import Sharding, op_shardings, set_op_shardings
 from alpa.passes.analysis.graph import first_reader
-from alpa.passes.base import Pass, Remark, errors_at
-from alpa.passes.cost.collectives import LogicalMesh
-from alpa.passes.cost.device import Device
+from alpa.passes.base import Pass, Remark
 from alpa.passes.plan.annotated import Annotated, logical_meshes
-from alpa.passes.plan.attribute import plan_and_any_cluster
-from alpa.passes.plan.predicted_memory import predicted_temporaries
+from alpa.passes.plan.reordering import barrier, devices_here, reorder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,41 +87,22 @@ class WaitForGradients(Pass):
 
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = main_function(module)
-        with errors_at(function):
-            plan = Plan.read(function)
-        if plan is None or not plan.cluster:
-            return
-        _, cluster = plan_and_any_cluster(function)
-        devices = {it.name: cluster.of(it.hosts).device for it in read_meshes(function)}
-        meshes = logical_meshes(function)
-        for op in list(body(function).operations):
-            if isinstance(op, mpmd.FragmentOp) and read_part(op) == "backward":
-                _choose(op, meshes[mesh_of(op)], devices[mesh_of(op)])
+        devices = devices_here(function)
+        meshes = logical_meshes(function) if devices else {}
+        for op in list(body(function).operations) if devices else ():
+            if not isinstance(op, mpmd.FragmentOp) or read_part(op) != "backward":
+                continue
+            if any(map(_is_gate, body(op).operations)):
+                name = mesh_of(op)
+                reorder(Annotated.of(op, meshes[name]), devices[name], _wait)
 
 
-def _choose(fragment: mpmd.FragmentOp, mesh: LogicalMesh, device: Device) -> None:
-    """Replaces a fragment by one whose barriers wait for gradients, if that needs less memory."""
-    waiting = fragment.operation.clone(ip=ir.InsertionPoint(fragment)).opview
-    assert isinstance(waiting, mpmd.FragmentOp)
-    if _wait(waiting):
-        now, then = (
-            predicted_temporaries(Annotated.of(it, mesh), device) for it in (fragment, waiting)
-        )
-        if then < now:
-            for old, new in zip(fragment.results, waiting.results, strict=True):
-                old.replace_all_uses_with(new)
-            fragment.erase()
-            return
-    waiting.erase()
-
-
-def _wait(fragment: mpmd.FragmentOp) -> bool:
+def _wait(annotated: Annotated) -> bool:
     """Rewrites the barriers of a fragment; whether any waits for more now."""
+    fragment = annotated.fragment
     block = body(fragment)
     ops = list(block.operations)
     gates = [number for number, op in enumerate(ops) if _is_gate(op)]
-    if not gates:
-        return False
     last, found, begin = ops[gates[-1]].operation, False, 0
     for number in gates:
         values = [
@@ -138,7 +114,7 @@ def _wait(fragment: mpmd.FragmentOp) -> bool:
             and last.is_before_in_block(first_reader(value, block))
         ]
         if values:
-            _pass_on(ops[number], values, mesh_of(fragment))
+            _pass_on(ops[number], values, fragment)
             found = True
         begin = number + 1
     return found
@@ -149,24 +125,13 @@ def _is_gate(op: ir.OpView) -> bool:
     return isinstance(op, stablehlo.OptimizationBarrierOp) and len(op.operands) > 1
 
 
-def _pass_on(barrier: ir.OpView, values: Sequence[ir.Value], mesh: str) -> None:
+def _pass_on(gate: ir.OpView, values: Sequence[ir.Value], fragment: mpmd.FragmentOp) -> None:
     """Adds values to a barrier, behind which they are read."""
-    with ir.InsertionPoint(barrier), barrier.location:
-        larger = stablehlo.OptimizationBarrierOp([*barrier.operands, *values])
-    shardings = [_sharding(value, mesh) for value in (*barrier.results, *values)]
-    set_op_shardings(larger, tuple(shardings))
-    count = len(barrier.results)
-    for old, new in zip(barrier.results, larger.results, strict=False):
-        old.replace_all_uses_with(new)
-    barrier.erase()
-    for value, new in zip(values, list(larger.results)[count:], strict=True):
+    with ir.InsertionPoint(gate), gate.location:
+        larger = barrier([*gate.operands, *values], fragment)
+    passed = list(larger.results)
+    for old in gate.results:
+        old.replace_all_uses_with(passed.pop(0))
+    gate.erase()
+    for value, new in zip(values, passed, strict=True):
         value.replace_all_uses_except(new, larger.operation)
-
-
-def _sharding(value: ir.Value, mesh: str) -> Sharding:
-    """The planned sharding of what an op makes; without one, it is replicated."""
-    result = ir.OpResult(value)
-    shardings = op_shardings(result.owner)
-    if shardings is None:
-        return Sharding.of(mesh, ((),) * ir.RankedTensorType(value.type).rank)
-    return shardings[result.result_number]
