@@ -155,17 +155,16 @@ def _accumulate(program: Program, fragment: Fragment, nested: FragmentModule) ->
 def _added(total: ir.Value, value: ir.Value) -> tuple[ir.Value, ir.Value]:
     """A total with a value added, and the value.
 
-    If the value has passed a barrier, the sum does so in its place: XLA fuses the addition with
-    what makes the value.
+    If the value has passed a barrier to be returned only, the sum does so in its place: XLA fuses
+    the addition with what makes the value.
     """
-    if isinstance(value.owner, ir.Block) or not isinstance(
-        value.owner.opview, stablehlo.OptimizationBarrierOp
-    ):
+    maker = None if isinstance(value.owner, ir.Block) else value.owner.opview
+    if not isinstance(maker, stablehlo.OptimizationBarrierOp) or len(list(value.uses)) > 1:
         return stablehlo.add(total, value), value
-    barrier, number = value.owner.opview, ir.OpResult(value).result_number
-    before = barrier.operands[number]
-    with ir.InsertionPoint(barrier):
-        barrier.operands[number] = stablehlo.add(total, before)
+    number = ir.OpResult(value).result_number
+    before = maker.operands[number]
+    with ir.InsertionPoint(maker):
+        maker.operands[number] = stablehlo.add(total, before)
     return value, before
 
 

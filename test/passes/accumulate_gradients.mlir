@@ -124,3 +124,47 @@ module {
     }
   }
 }
+
+// -----
+
+!g = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
+module {
+  sdy.mesh @mesh_0 = <["a"=1]>
+  // CHECK-LABEL: func.func public @behind_a_barrier_and_read
+  func.func public @behind_a_barrier_and_read(
+      %w: !g {alpa.role = "state"}, %x: !g {alpa.role = "batch", alpa.batch_dim = 0 : i64})
+      -> (!g {alpa.result = "state:0"}) attributes {
+      topology = #mpmd.topology<<"mesh_0" : <["a"=1]>>>,
+      alpa.plan = {num_micro_batches = 4 : i64, schedule = "gpipe", predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64>}} {
+    %d = mpmd.fragment<mesh="mesh_0", origin=["layer_0"(1)]> (%x) {alpa.module = @b, alpa.part = "backward"} (%a: tensor<8xf32>) {
+      mpmd.return %a : tensor<8xf32>
+    } : (!g) -> !g
+    %n = mpmd.fragment<mesh="mesh_0", origin=["update_0"]> (%d) {alpa.module = @u, alpa.part = "update"} (%a: tensor<8xf32>) {
+      mpmd.return %a : tensor<8xf32>
+    } : (!g) -> !g
+    return %n : !g
+  }
+  // What is read behind the barrier is the value: the addition comes after it.
+  // CHECK: module @b {
+  module @b {
+    sdy.mesh @mesh_0 = <["a"=1]>
+    // CHECK: func.func public @main(%[[X:.*]]: tensor<8xf32> {{{.*}}}, %[[T:.*]]: tensor<8xf32> {{{.*}}tf.aliasing_output = 0
+    func.func public @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}) -> (tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}) {
+      // CHECK-NEXT: %[[G:.*]] = stablehlo.negate %[[X]]
+      // CHECK-NEXT: %[[B:.*]]:2 = stablehlo.optimization_barrier %[[X]], %[[G]]
+      // CHECK-NEXT: stablehlo.custom_call @reads(%[[B]]#1)
+      // CHECK-NEXT: %[[S:.*]] = stablehlo.add %[[T]], %[[B]]#1
+      // CHECK-NEXT: return %[[S]]
+      %0 = stablehlo.negate %x : tensor<8xf32>
+      %1:2 = stablehlo.optimization_barrier %x, %0 : tensor<8xf32>, tensor<8xf32>
+      stablehlo.custom_call @reads(%1#1) {has_side_effect = true} : (tensor<8xf32>) -> ()
+      return %1#1 : tensor<8xf32>
+    }
+  }
+  module @u {
+    sdy.mesh @mesh_0 = <["a"=1]>
+    func.func public @main(%g: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}) -> (tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh_0, [{}]>}) {
+      return %g : tensor<8xf32>
+    }
+  }
+}
