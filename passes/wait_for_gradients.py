@@ -74,9 +74,13 @@ from alpa.dialects import body, ir, main_function, mpmd, stablehlo
 from alpa.dialects.attributes import read_part
 from alpa.dialects.mpmd_types import mesh_of
 from alpa.passes.analysis.graph import first_reader
+from alpa.passes.analysis.op_kinds import BROADCASTS, SOURCES
 from alpa.passes.base import Pass, Remark
 from alpa.passes.plan.annotated import Annotated, logical_meshes
 from alpa.passes.plan.reordering import barrier, devices_here, reorder
+
+_FREE = SOURCES | BROADCASTS
+"""What is made where it is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +112,7 @@ def _wait(annotated: Annotated) -> bool:
         values = [
             value
             for op in ops[begin:number]
+            if op.operation.name not in _FREE
             for value in op.results
             if isinstance(value.type, ir.RankedTensorType)
             and list(value.uses)

@@ -1,7 +1,8 @@
 // RUN: alpa-opt %s --split-input-file --pipeline='wait-for-gradients' | filecheck %s
 
 // The gradient of a fragment without updates is returned. It passes the barrier that follows it, so
-// that the activation of which it is made can go. What is read in between does not wait.
+// that the activation of which it is made can go. A constant does not, and nothing that is read in
+// between.
 !x = !mpmd.mesh_tensor<"mesh_0", tensor<4x4xf32>>
 module {
   sdy.mesh @mesh_0 = <["a"=1]>
@@ -17,15 +18,18 @@ module {
     // CHECK-NEXT: %[[B:.*]]:3 = stablehlo.optimization_barrier {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{}, {}]>, <@mesh_0, [{}, {}]>, <@mesh_0, [{}, {}]>]>} %[[A]], %[[C]], %[[G]]
     // CHECK-NEXT: %[[U:.*]] = stablehlo.cholesky %[[B]]#0
     // CHECK-NEXT: %[[H:.*]] = stablehlo.dot_general %[[U]], %[[B]]#1
-    // CHECK-NEXT: mpmd.return %[[B]]#2, %[[H]]
+    // CHECK-NEXT: %[[K:.*]] = stablehlo.add %[[H]], %{{.*}} : tensor<4x4xf32>
+    // CHECK-NEXT: mpmd.return %[[B]]#2, %[[K]]
     %f:2 = mpmd.fragment<mesh="mesh_0", origin=["layer_1"(1), "layer_0"(1)]> (%x, %d) {alpa.part = "backward"} (%a: tensor<4x4xf32>, %e: tensor<4x4xf32>) {
+      %one = stablehlo.constant dense<1.0> : tensor<4x4xf32>
       %t = stablehlo.cholesky %a : tensor<4x4xf32>
       %c = stablehlo.dot_general %e, %t, contracting_dims = [1] x [1] : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
       %g = stablehlo.dot_general %t, %e, contracting_dims = [0] x [0] : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
       %b:2 = stablehlo.optimization_barrier {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{}, {}]>, <@mesh_0, [{}, {}]>]>} %a, %c : tensor<4x4xf32>, tensor<4x4xf32>
       %u = stablehlo.cholesky %b#0 : tensor<4x4xf32>
       %h = stablehlo.dot_general %u, %b#1, contracting_dims = [0] x [0] : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
-      mpmd.return %g, %h : tensor<4x4xf32>, tensor<4x4xf32>
+      %k = stablehlo.add %h, %one : tensor<4x4xf32>
+      mpmd.return %g, %k : tensor<4x4xf32>, tensor<4x4xf32>
     } : (!x, !x) -> (!x, !x)
     return %f#0, %f#1 : !x, !x
   }
