@@ -65,18 +65,21 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from alpa.dialects import body, ir, main_function, mpmd
 from alpa.dialects.attributes import read_part
 from alpa.dialects.mpmd_types import mesh_of
+from alpa.dialects.plan import Plan
 from alpa.passes.analysis.graph import first_reader
 from alpa.passes.analysis.op_kinds import FUSIBLE
 from alpa.passes.base import Pass, Remark
+from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.device import Device
-from alpa.passes.plan.annotated import Annotated, annotated_fragments
+from alpa.passes.plan.annotated import Annotated, logical_meshes
 from alpa.passes.plan.memory_over_time import memory_over_time
 from alpa.passes.plan.op_order import Scheduler, is_collective
 from alpa.passes.plan.predicted_memory import predicted_memory
@@ -98,32 +101,38 @@ class DelayCopies(Pass):
     def run(self, module: ir.Module, remark: Remark) -> None:
         function = main_function(module)
         devices = devices_here(function)
-        full = _full_meshes(module, devices)
-        for annotated in annotated_fragments(module) if full else ():
-            name = mesh_of(annotated.fragment)
-            if name in full and read_part(annotated.fragment) != "update":
-                reorder(annotated, devices[name], _delay, must_gain=False)
+        program = read_planned(module) if devices else None
+        if program is None or not _is_near(program.plan, devices.values()):
+            return
+        inside, meshes = predicted_memory(module), logical_meshes(function)
+        full = {
+            it.mesh
+            for it in memory_over_time(program, inside)
+            if it.peak > devices[it.mesh].memory and _is_gpu(devices[it.mesh])
+        }
+        fragments = [op for op in body(function).operations if isinstance(op, mpmd.FragmentOp)]
+        for fragment, memory in zip(fragments, inside, strict=True):
+            name = mesh_of(fragment)
+            if name in full and read_part(fragment) != "update":
+                rewrite = partial(_delay, mesh=meshes[name])
+                reorder(fragment, meshes[name], devices[name], rewrite, memory.temporaries)
 
 
-def _full_meshes(module: ir.Module, devices: Mapping[str, Device]) -> set[str]:
-    """The meshes of GPUs that have too little memory for a step."""
-    if not devices:
-        return set()
-    program = read_planned(module)
-    planned = zip(devices.values(), program.plan.predicted_peak_bytes, strict=False)
-    if not any(peak >= _NEAR * device.memory for device, peak in planned):
-        return set()
-    over_time = memory_over_time(program, predicted_memory(module))
-    return {
-        it.mesh
-        for it in over_time
-        if it.peak > devices[it.mesh].memory and Scheduler.of(devices[it.mesh]).is_gpu
-    }
+def _is_near(plan: Plan, devices: Iterable[Device]) -> bool:
+    """Whether the planned memory of GPUs is most of what they have."""
+    return any(
+        _is_gpu(device) and peak >= _NEAR * device.memory
+        for device, peak in zip(devices, plan.predicted_peak_bytes, strict=False)
+    )
 
 
-def _delay(annotated: Annotated) -> bool:
+def _is_gpu(device: Device) -> bool:
+    return Scheduler.of(device).is_gpu
+
+
+def _delay(fragment: mpmd.FragmentOp, mesh: LogicalMesh) -> bool:
     """Lets the collectives of a fragment wait; whether there are any."""
-    block = body(annotated.fragment)
+    annotated, block = Annotated.of(fragment, mesh), body(fragment)
     ops = list(block.operations)
     place = {op: number for number, op in enumerate(ops)}
     early: set[ir.Value] = set(block.arguments)
@@ -146,7 +155,7 @@ def _delay(annotated: Annotated) -> bool:
         for op in collectives
         if list(op.results[0].uses)
     ]
-    waiting = [_wait(op, ops[start:], start, late, annotated.fragment) for op, start in starts]
+    waiting = [_wait(op, ops[start:], start, late, fragment) for op, start in starts]
     return any(waiting)
 
 

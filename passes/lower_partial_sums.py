@@ -82,6 +82,7 @@ from typing import ClassVar
 
 from alpa.dialects import body, filled, ir, sdy, stablehlo
 from alpa.dialects.sharding import AxisRef, Mesh, Sharding, op_shardings, set_op_shardings
+from alpa.passes.analysis.graph import replace_op
 from alpa.passes.base import Pass, PassError, Remark
 from alpa.passes.plan.fragment_modules import SHARDING, FragmentModule, fragment_modules
 from alpa.passes.sharding.manual import manual_computation
@@ -207,9 +208,7 @@ def _pass_on(
     with ir.InsertionPoint(barrier), barrier.location:
         new = stablehlo.OptimizationBarrierOp(list(barrier.operands))
     set_op_shardings(new, tuple(stored((), sharding, mesh)[1] for sharding in shardings))
-    for old, result in zip(barrier.results, new.results, strict=True):
-        old.replace_all_uses_with(result)
-    barrier.erase()
+    replace_op(barrier, new.results)
     return dict(zip(new.results, shardings, strict=True))
 
 

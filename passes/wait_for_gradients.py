@@ -73,10 +73,11 @@ from typing import ClassVar
 from alpa.dialects import body, ir, main_function, mpmd, stablehlo
 from alpa.dialects.attributes import read_part
 from alpa.dialects.mpmd_types import mesh_of
-from alpa.passes.analysis.graph import first_reader
+from alpa.passes.analysis.graph import first_reader, replace_op
 from alpa.passes.analysis.op_kinds import BROADCASTS, SOURCES
 from alpa.passes.base import Pass, Remark
 from alpa.passes.plan.annotated import Annotated, logical_meshes
+from alpa.passes.plan.predicted_memory import predicted_temporaries
 from alpa.passes.plan.reordering import barrier, devices_here, reorder
 
 _FREE = SOURCES | BROADCASTS
@@ -97,13 +98,13 @@ class WaitForGradients(Pass):
             if not isinstance(op, mpmd.FragmentOp) or read_part(op) != "backward":
                 continue
             if any(map(_is_gate, body(op).operations)):
-                name = mesh_of(op)
-                reorder(Annotated.of(op, meshes[name]), devices[name], _wait)
+                mesh, device = meshes[mesh_of(op)], devices[mesh_of(op)]
+                now = predicted_temporaries(Annotated.of(op, mesh), device)
+                reorder(op, mesh, device, _wait, now - 1)
 
 
-def _wait(annotated: Annotated) -> bool:
+def _wait(fragment: mpmd.FragmentOp) -> bool:
     """Rewrites the barriers of a fragment; whether any waits for more now."""
-    fragment = annotated.fragment
     block = body(fragment)
     ops = list(block.operations)
     gates = [number for number, op in enumerate(ops) if _is_gate(op)]
@@ -126,7 +127,7 @@ def _wait(annotated: Annotated) -> bool:
 
 
 def _is_gate(op: ir.OpView) -> bool:
-    """Whether an op makes activations wait for a cotangent."""
+    """Whether something waits at an op for something else."""
     return isinstance(op, stablehlo.OptimizationBarrierOp) and len(op.operands) > 1
 
 
@@ -134,9 +135,7 @@ def _pass_on(gate: ir.OpView, values: Sequence[ir.Value], fragment: mpmd.Fragmen
     """Adds values to a barrier, behind which they are read."""
     with ir.InsertionPoint(gate), gate.location:
         larger = barrier([*gate.operands, *values], fragment)
-    passed = list(larger.results)
-    for old in gate.results:
-        old.replace_all_uses_with(passed.pop(0))
-    gate.erase()
-    for value, new in zip(values, passed, strict=True):
+    results, count = list(larger.results), len(gate.results)
+    replace_op(gate, results[:count])
+    for value, new in zip(values, results[count:], strict=True):
         value.replace_all_uses_except(new, larger.operation)

@@ -8,7 +8,9 @@ from alpa.dialects import func, ir, mpmd, stablehlo
 from alpa.dialects.mpmd_types import MeshTensor, mesh_of
 from alpa.dialects.plan import Plan, read_meshes
 from alpa.dialects.sharding import Sharding, op_shardings, set_op_shardings
+from alpa.passes.analysis.graph import replace_op
 from alpa.passes.base import errors_at
+from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.cost.device import Device
 from alpa.passes.plan.annotated import Annotated
 from alpa.passes.plan.attribute import cluster_here, plan_and_any_cluster
@@ -51,33 +53,27 @@ def _sharding(value: ir.Value, fragment: mpmd.FragmentOp) -> Sharding:
 
 
 def reorder(
-    annotated: Annotated,
+    fragment: mpmd.FragmentOp,
+    mesh: LogicalMesh,
     device: Device,
-    rewrite: Callable[[Annotated], bool],
-    *,
-    must_gain: bool = True,
+    rewrite: Callable[[mpmd.FragmentOp], bool],
+    at_most: int,
 ) -> None:
-    """Replaces a fragment by a rewritten copy, if that needs less memory besides its arguments and
-    results, or no more.
+    """Replaces a fragment by a rewritten copy, if that is predicted to need little memory.
 
     Args:
-        annotated: the fragment.
+        fragment: the fragment.
+        mesh: its mesh.
         device: of its mesh.
         rewrite: changes a fragment; whether it did.
-        must_gain: whether it has to need less.
+        at_most: bytes per device that the copy may need beside its arguments and results.
 
     Raises:
         PassError: a sharding does not fit the mesh.
     """
-    fragment, mesh = annotated.fragment, annotated.mesh
     copy = fragment.operation.clone(ip=ir.InsertionPoint(fragment)).opview
     assert isinstance(copy, mpmd.FragmentOp)
-    if rewrite(Annotated.of(copy, mesh)):
-        before = predicted_temporaries(annotated, device)
-        after = predicted_temporaries(Annotated.of(copy, mesh), device)
-        if after < before or (after == before and not must_gain):
-            for old, new in zip(fragment.results, copy.results, strict=True):
-                old.replace_all_uses_with(new)
-            fragment.erase()
-            return
-    copy.erase()
+    if rewrite(copy) and predicted_temporaries(Annotated.of(copy, mesh), device) <= at_most:
+        replace_op(fragment, copy.results)
+    else:
+        copy.erase()

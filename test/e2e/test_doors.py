@@ -22,7 +22,6 @@ from flax.training.train_state import TrainState
 
 import alpa
 from alpa.dialects import ir, parse_file
-from alpa.passes.stages import class_part
 from alpa.tools import alpa_opt, alpa_plan, zoo
 
 
@@ -141,12 +140,10 @@ def test_a_model_of_flax(tmp_path: Path) -> None:
     check(Case(step=step, arguments=(state, images, labels), options=options), tmp_path)
 
 
+@pytest.mark.usefixtures("low_estimates")
 def test_a_program_that_fits_after_a_second_cut(
-    tmp_path: Path, small_cluster: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small_cluster: Callable[..., Path]
 ) -> None:
-    """The estimates of the first cut are too low: they forget the cotangents."""
-    monkeypatch.setattr(class_part, "_cotangents", lambda *_: iter(()))
-
     def step(params: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
         def loss_fn(params: list[jax.Array]) -> jax.Array:
             h = x

@@ -20,9 +20,8 @@ from alpa.passes import import_hlo
 from alpa.passes.alpa import STEPS, Alpa, fingerprint, planned_for
 from alpa.passes.analysis import input_checks
 from alpa.passes.analysis.input_checks import check_input
-from alpa.passes.base import NoRoomError, NotFasterError, Pass, PassError, Remark
+from alpa.passes.base import NotFasterError, Pass, PassError, Remark
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.layer_cluster import LayerCluster
 from alpa.passes.plan_search import OtherSchedules
 from alpa.passes.solve.stages import stage_dp
@@ -274,47 +273,32 @@ TIGHT = "num-layers=6 num-micro-batches=6 schedule=gpipe mesh-shape=1"
 
 @pytest.fixture(scope="module")
 def attention() -> str:
+    """A program whose stages need more memory than estimates without cotangents say."""
     return lowered(jax.nn.softmax, rows=256)
 
 
-class TooLittle:
-    """Runs passes; the first shardings that are searched need more memory than was estimated."""
-
-    def __init__(self, times: int) -> None:
-        self.left = times
-
-    def __call__(self, step: Pass, module: ir.Module, remark: Remark) -> None:
-        if isinstance(step, IlpShardAnnotate) and self.left:
-            self.left -= 1
-            message = f"needs at least 4.{self.left} MiB on mesh_0"
-            raise NoRoomError(main_function(module), message, missing=0.1)
-        step.run(module, remark)
-
-
+@pytest.mark.usefixtures("low_estimates")
 def test_stages_that_do_not_fit_are_cut_again(
     attention: str, small_cluster: Callable[..., Path]
 ) -> None:
-    module, remarks = parse(attention), list[str]()
-    alpa = options(f"cluster={small_cluster('5200KiB', devices=2)} {TIGHT}")
-    with module.context, ir.Location.unknown():
-        alpa.drive(module, lambda _, text: remarks.append(text), TooLittle(2))
-    plan = Plan.read(main_function(module))
-    assert plan is not None
-    assert max(plan.predicted_peak_bytes) <= 5200 * 1024
-    said = [f"needs at least 4.{n} MiB on mesh_0: stages are cut again" for n in (1, 0)]
-    assert [message.rpartition(" with reserve=")[0] for message in remarks] == said
-    first, second = (float(message.rpartition("=")[2]) for message in remarks)
+    run = Run(attention, f"cluster={small_cluster('4200KiB', devices=2)} {TIGHT}")
+    assert max(run.plan.predicted_peak_bytes) <= 4200 * 1024
+    said = "needs at least 4.12 MiB per device on mesh_0, small has 4.1 MiB: stages are cut again"
+    assert [message.rpartition(" with reserve=")[0] for message in run.remarks] == [said, said]
+    first, second = (float(message.rpartition("=")[2]) for message in run.remarks)
     assert 1.9 * first <= second
 
 
+@pytest.mark.usefixtures("low_estimates")
 def test_where_no_cut_fits_the_first_answer_is_given(
     attention: str, small_cluster: Callable[..., Path]
 ) -> None:
-    module = parse(attention)
-    alpa = options(f"cluster={small_cluster('5200KiB', devices=2)} {TIGHT}")
-    with module.context, ir.Location.unknown(), pytest.raises(NoRoomError) as raised:
-        alpa.drive(module, lambda *_: None, TooLittle(100))
-    assert "needs at least 4.99 MiB on mesh_0" in str(raised.value)
+    with pytest.raises(ir.MLIRError) as raised:
+        Run(attention, f"cluster={small_cluster('3390KiB', devices=2)} {TIGHT}")
+    (diagnostic,) = raised.value.error_diagnostics
+    said = diagnostic.message
+    assert "needs at least 3.38 MiB per device on mesh_0, small has 3.31 MiB" in said
+    assert "with a larger reserve" in said
 
 
 def test_a_program_that_fits_is_cut_once(
