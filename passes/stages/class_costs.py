@@ -59,15 +59,15 @@ class Work:
     costs: ClassCosts
     by_factors: list[dict[tuple[str, tuple[int, ...]], float]]
     """of each class, the seconds of its ops by the part of the step and the sizes of the factors
-    that may be sharded; ops without a rule are in `costs` alone"""
+    that may be sharded, none for the starts of kernels; ops without a rule are in `costs` alone"""
 
     def split(self, sizes: Sequence[int]) -> ClassCosts:
         """A lower bound per device of the costs on a mesh of these axes.
 
         The seconds are those of `Device.for_bounds`.
 
-        An op is split along the axes that divide one of its factors. Everything else, and all
-        memory, is split evenly, and nothing is sent.
+        An op is split along the axes that divide one of its factors, without the starts of its
+        kernels. Everything else, and all memory, is split evenly, and nothing is sent.
         """
         count = prod(sizes)
         by_class = self.costs.by_class.copy()

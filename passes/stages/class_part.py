@@ -98,18 +98,23 @@ class ClassPart:
         return float(sizes[choice[placed.node]])
 
     def factors(self) -> Factors:
-        """The work of one run of each op that has a sharding rule."""
+        """The work of one run of each op that has a sharding rule. Nothing splits the start of a
+        kernel, so that has no factors."""
         reader, device = self.graph.reader, self.graph.cluster.device
         parts, known, found = list(map(_part_of, self.graph.steps)), Cache(), Factors()
 
-        def of_kind(op: Op, rule: ShardingRule) -> tuple[tuple[int, ...], float]:
-            return splittable(rule), float(work_seconds(op.work, device))
+        def of_kind(op: Op, rule: ShardingRule) -> tuple[tuple[int, ...], float, float]:
+            starts = op.work.kernels * device.launch
+            return splittable(rule), float(work_seconds(op.work, device)) - starts, starts
+
+        def add(part: str, factors: tuple[int, ...], seconds: float) -> None:
+            found[part, factors] = found.get((part, factors), 0.0) + seconds
 
         for op, rule, weight, step in self.graph.ruled:
             runs = 1 if parts[step] == "update" else self.posed.plan.num_micro_batches
-            sizes, seconds = known.once(reader.kind(op), partial(of_kind, op, rule))
-            key = parts[step], sizes
-            found[key] = found.get(key, 0.0) + weight * seconds / runs
+            sizes, seconds, starts = known.once(reader.kind(op), partial(of_kind, op, rule))
+            add(parts[step], sizes, weight * seconds / runs)
+            add(parts[step], (), weight * starts / runs)
         return found
 
 

@@ -208,13 +208,29 @@ def test_meshes_are_bounded_before_they_are_costed(training: ClassSolver, count:
     with Workers(count) as workers:
         found = costing.begin_bound(workers, mesh, even)()
         assert costing.begin_bound(workers, mesh, even)() is found  # kept
-        assert (mesh in solver.posed) == (count == 0)  # for the costs
+        assert mesh in solver.posed or count  # for the costs
         costs = costing.begin(workers, mesh, inf)()
         assert costing.begin(workers, mesh, inf)() is costs
     both = costs[0].by_class[:2].sum(axis=0)
     assert np.all(found.seconds >= even.sum(axis=0))
     assert np.all(found.seconds <= (1 + 1e-9) * both)
     np.testing.assert_allclose(found.seconds, both, rtol=0.15)
+
+
+def test_no_mesh_splits_the_starts_of_kernels(training: ClassSolver) -> None:
+    cluster, found = Cluster.parse("v100-16gb:1x4"), list[tuple[np.ndarray, np.ndarray]]()
+    for launch in (0.0, 1.0):
+        device = replace(cluster.device, launch=launch)
+        solver = replace(training, cluster=replace(cluster, device=device))
+        work = Costing(solver=solver).work
+        whole, split = work.costs.by_class[:3], work.split((2, 2)).by_class[:3]
+        (fastest,) = solver.pose(1, 4, (2, 2)).solve(())
+        assert np.all(split <= (1 + 1e-9) * fastest.by_class[:3])
+        found.append((whole, split))
+    (whole, split), (whole_with_starts, split_with_starts) = found
+    starts = whole_with_starts - whole
+    assert np.all(starts >= 1)  # seconds, as each part has kernels
+    np.testing.assert_allclose(split_with_starts - split, starts, rtol=1e-9)
 
 
 def test_only_forward_runs_are_bounded_on_a_slow_mesh(training: ClassSolver) -> None:
