@@ -172,8 +172,8 @@ class IlpShardAnnotate(Pass):
     )
     processes: int | Literal["auto"] = option(
         "auto",
-        "processes that solve large problems of several meshes in parallel; `auto`: one per core, "
-        "`0`: none",
+        "further processes that solve large problems of several meshes in parallel; `auto`: one "
+        "for each core but one, `0`: none",
     )
     solved: Solved | None = None
     """what runs of the pass on other cuts of the same program have found"""
@@ -280,8 +280,9 @@ class IlpShardAnnotate(Pass):
         def begin() -> Future[Solution]:
             if self.solver is not None:  # It may hold what cannot be sent to a process.
                 return Workers(0).submit(_checked, self.solver, problem)
-            found = workers.worth(problem.num_variables).submit(
-                ilp.solve, problem, time_limit=self.time_limit, branch_gap=self.gap, known=known
+            settings = {"time_limit": self.time_limit, "branch_gap": self.gap, "known": known}
+            found = workers.worth(problem.num_variables).share(
+                partial(ilp.solve, problem, **settings)
             )
             if of is not None and found.done() and found.exception() is None:
                 self._check_useful(of, found.result())

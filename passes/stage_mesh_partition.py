@@ -196,8 +196,8 @@ class StageMeshPartition(Pass):
     )
     processes: int | Literal["auto"] = option(
         "auto",
-        "further processes that solve large problems; `auto`: one per core, `0`: none. The plan "
-        "does not depend on their number, unless a solver reaches its time limit",
+        "further processes that solve large problems; `auto`: one for each core but one, `0`: "
+        "none. The plan does not depend on their number, unless a solver reaches its time limit",
     )
 
     costs_folder: str = option(

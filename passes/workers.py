@@ -1,11 +1,12 @@
 """Runs independent calls in processes beside this one, such as solving one problem of many.
 
     with Workers(2) as workers:
-        pending = [workers.submit(solve, problem) for problem in problems]
+        pending = [workers.share(partial(solve, problem)) for problem in problems]
         solutions = [one.result() for one in pending]
 
-The processes are fresh interpreters that import what they are sent. `multiprocessing` would import
-the main module once more in each, which runs a user's script again unless it is written for that.
+While this process waits for a result, it takes calls that are shared, too. The processes are fresh
+interpreters that import what they are sent. `multiprocessing` would import the main module once
+more in each, which runs a user's script again unless it is written for that.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal, ParamSpec, TypeVar
+from typing import IO, Any, Literal, ParamSpec, TypeVar, cast
 
 from alpa.passes.base import OptionError
 from alpa.passes.solve.errors import SolverFailedError
@@ -50,8 +52,8 @@ class Workers:
         """Starts nothing yet.
 
         Args:
-            count: the number of processes; `auto` is the number of the machine's cores, or 0 with
-                one core.
+            count: the number of processes; `auto` is one for each of the machine's cores but that
+                of this process.
             environment: variables of the processes' environment, beside this process's.
             log: the file that the processes' standard error is appended to; by default they share
                 this process's.
@@ -64,16 +66,18 @@ class Workers:
         self._environment = {**os.environ, **(environment or {})}
         self._log = log
         if count == "auto":
-            count = os.cpu_count() or 1
-            count = count if count > 1 else 0
+            count = (os.cpu_count() or 1) - 1
         self.count = count if sys.executable else 0
-        self._threads = ThreadPoolExecutor(self.count) if self.count else None
-        self._here = threading.local()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        """notified when a call comes or ends; its lock is held to read or write what follows"""
+        self._threads: list[threading.Thread] = []
+        """each with a process of its own"""
+        self._idle = 0
+        """the threads that wait for a call"""
         self._processes: list[subprocess.Popen[bytes]] | None = []
         """None at the end"""
-        self._calls: dict[Future[Any], None] = {}
-        """those that have not ended"""
+        self._calls: dict[_Call[Any], None] = {}
+        """those that have not ended, in their order"""
         self._busy: set[subprocess.Popen[bytes]] = set()
         """the processes that run a call"""
         self._dropped: set[subprocess.Popen[bytes]] = set()
@@ -84,10 +88,12 @@ class Workers:
 
     def __exit__(self, *error: object) -> None:
         """Ends the processes, in the middle of their work where an exception is on its way."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-        with self._lock:
+        with self._changed:
             processes, self._processes = self._processes or [], None
+            calls = list(self._calls)
+            self._changed.notify_all()
+        for call in calls:
+            call.cancel()
         for process in processes:
             process.kill()
             process.wait()
@@ -95,7 +101,7 @@ class Workers:
     def drop(self) -> None:
         """Ends the calls that have not ended, with the processes that run one; others stay."""
         while True:
-            with self._lock:
+            with self._changed:
                 calls = list(self._calls)
                 for process in self._busy - self._dropped:
                     process.kill()
@@ -103,14 +109,21 @@ class Workers:
             for call in calls:
                 call.cancel()
             # A call that was just starting its process is ended in the next round.
-            if not wait(calls, timeout=0.05).not_done:
-                return
+            with self._changed:
+                if all(call.done() for call in calls):
+                    return
+                self._changed.wait(timeout=0.05)
+
+    @property
+    def places(self) -> int:
+        """How many shared calls run side by side while this process waits."""
+        return self.count + 1
 
     def prepare(self, *modules: str, ops: int, calls: int) -> None:
-        """Has a process for each of so many calls import what they need, if a program of so many
-        ops is worth it: that takes as long as to build the first problem."""
+        """Has a process for each of so many calls but one import what they need, if a program of so
+        many ops is worth it: that takes as long as to build the first problem."""
         if ops >= _MANY:
-            for _ in range(min(calls, self.count)):
+            for _ in range(min(calls - 1, self.count)):
                 self.submit(imported, *modules)
 
     def worth(self, variables: int) -> Workers:
@@ -122,38 +135,94 @@ class Workers:
 
         The result raises what the function raises, and ``SolverFailedError`` where a process ends.
         """
-        if self._threads is not None:
-            begun = self._threads.submit(self._call, function, args, kwargs)
-            with self._lock:
-                self._calls[begun] = None
-            begun.add_done_callback(self._ended)
-            return begun
-        done: Future[T] = Future()
-        try:
-            done.set_result(function(*args, **kwargs))
-        except _ANSWERS as error:
-            done.set_exception(error)
-        return done
+        call = partial(function, *args, **kwargs)
+        return self._begin(_Call(self, call, call, is_shared=False))
+
+    def share(
+        self,
+        call: Callable[[], T],
+        *,
+        here: Callable[[], T] | None = None,
+        after: Future[Any] | None = None,
+    ) -> Future[T]:
+        """As `submit`, but this process may take the call while it waits for a result.
+
+        Args:
+            call: a function of a module with its arguments.
+            here: the same, if this process has a shorter way.
+            after: an earlier call, which left in its process what makes this one short.
+        """
+        known = after if isinstance(after, _Call) and after.workers is self else None
+        return self._begin(_Call(self, call, here or call, known, is_shared=True))
+
+    def _begin(self, call: _Call[T]) -> Future[T]:
+        if not self.count:
+            call.take()
+            call.run()
+            return call
+        with self._changed:
+            self._calls[call] = None
+            left = sum(call.place is None for call in self._calls)
+            if self._idle < left and len(self._threads) < self.count:
+                thread = threading.Thread(target=self._take_calls, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._changed.notify_all()
+        call.add_done_callback(self._ended)
+        return call
 
     def _ended(self, call: Future[Any]) -> None:
-        with self._lock:
-            self._calls.pop(call, None)
+        with self._changed:
+            self._calls.pop(cast("_Call[Any]", call), None)
+            self._changed.notify_all()
 
-    def _call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _next(self, *, first: _Call[Any] | None = None) -> _Call[Any] | None:
+        """Takes a call that this thread should run, if there is one: the first one if it may, else
+        one that has its place here, else the oldest."""
+        me = threading.current_thread()
+        is_mine = me in self._threads
+        calls = [c for c in self._calls if c.place in (None, me) and (is_mine or c.is_shared)]
+        calls.sort(key=lambda call: (call is not first, call.place is None))
+        return next((call for call in calls if call.take()), None)
+
+    def help(self, awaited: _Call[Any]) -> None:
+        """Runs shared calls here, the awaited one first, until that has ended."""
+        while not awaited.done():
+            with self._changed:
+                call = self._next(first=awaited)
+                if call is None and not awaited.done():
+                    self._changed.wait()
+            if call is not None:
+                call.run()
+
+    def _take_calls(self) -> None:
         """In a thread that has a process of its own."""
-        process: subprocess.Popen[bytes] | None = getattr(self._here, "process", None)
-        if process is None or process in self._dropped:
-            process = self._here.process = self._start()
+        process: subprocess.Popen[bytes] | None = None
+        while True:
+            with self._changed:
+                self._idle += 1
+                while (call := self._next()) is None:
+                    if self._processes is None:
+                        return
+                    self._changed.wait()
+                self._idle -= 1
+            try:
+                if process is None or process in self._dropped or process.poll() is not None:
+                    process = self._start()
+                call.set_result(self._answer(process, call.there))
+            except BaseException as error:  # noqa: BLE001 - who waits gets it
+                call.set_exception(error)
+
+    def _answer(self, process: subprocess.Popen[bytes], call: Callable[[], Any]) -> Any:
         assert process.stdin is not None
         assert process.stdout is not None
-        with self._lock:
+        with self._changed:
             self._busy.add(process)
         try:
-            pickle.dump((function, args, kwargs), process.stdin)
+            pickle.dump(call, process.stdin)
             process.stdin.flush()
             result, error = pickle.load(process.stdout)
         except (BrokenPipeError, EOFError, pickle.UnpicklingError) as gone:
-            del self._here.process  # The next call has a new one.
             if isinstance(gone, pickle.UnpicklingError):
                 process.kill()  # It lives, and what it answers cannot be read any more.
             raise SolverFailedError(
@@ -161,14 +230,14 @@ class Workers:
                 "for it"
             ) from gone
         finally:
-            with self._lock:
+            with self._changed:
                 self._busy.discard(process)
         if error is not None:
             raise error
         return result
 
     def _start(self) -> subprocess.Popen[bytes]:
-        with self._lock:
+        with self._changed:
             if self._processes is None:
                 raise SolverFailedError("nobody waits for this solution any more")
             with nullcontext() if self._log is None else self._log.open("ab") as log:
@@ -182,6 +251,71 @@ class Workers:
                 )
             self._processes.append(process)
             return process
+
+
+class _Call(Future[T]):
+    """A call that one thread takes: one with a process, or the one that waits."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        there: Callable[[], T],
+        here: Callable[[], T],
+        after: _Call[Any] | None = None,
+        *,
+        is_shared: bool,
+    ) -> None:
+        """
+        Args:
+            workers: those that may run it.
+            there: what a process is sent.
+            here: the same for this process.
+            after: a call on whose thread this one should run.
+            is_shared: whether who waits may take it.
+        """
+        super().__init__()
+        self.workers = workers
+        self.there = there
+        self.is_shared = is_shared
+        self._here = here
+        self._after = after
+        self._thread: threading.Thread | None = None
+
+    @property
+    def place(self) -> threading.Thread | None:
+        """The thread that has taken it, or should."""
+        if self._thread is None and self._after is not None:
+            return self._after.place
+        return self._thread
+
+    def take(self) -> bool:
+        """Takes the call, unless it was taken or cancelled before."""
+        if self.running() or self.done() or not self.set_running_or_notify_cancel():
+            return False
+        self._thread = threading.current_thread()
+        return True
+
+    def run(self) -> None:
+        """Runs the call here."""
+        try:
+            self.set_result(self._here())
+        except _ANSWERS as error:
+            self.set_exception(error)
+        except BaseException as error:
+            self.set_exception(error)  # It ends, whatever happens.
+            raise
+
+    def result(self, timeout: float | None = None) -> T:
+        """The result, once there is one; until then, this process takes shared calls."""
+        if self.is_shared:
+            self.workers.help(self)
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """The error, as `result`."""
+        if self.is_shared:
+            self.workers.help(self)
+        return super().exception(timeout)
 
 
 @contextmanager
@@ -214,11 +348,11 @@ def serve(tasks: IO[bytes], results: IO[bytes]) -> None:
     gc.disable()  # Calls make many objects and hardly a cycle.
     while True:
         try:
-            function, args, kwargs = pickle.load(tasks)
+            call = pickle.load(tasks)
         except EOFError:
             return
         try:
-            answer = (function(*args, **kwargs), None)
+            answer = (call(), None)
         except _ANSWERS as error:
             answer = (None, error)
         pickle.dump(answer, results)

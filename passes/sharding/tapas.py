@@ -37,7 +37,7 @@ def search(
     """Starts the search."""
     from alpa.passes.solve.tapas.search import solve  # noqa: PLC0415 - costs start-up time
 
-    pending = workers.worth(mesh.problem.num_variables).submit(
+    call = partial(
         solve,
         mesh.problem,
         decisions=decisions(mesh),
@@ -46,6 +46,7 @@ def search(
         time_limit=time_limit,
         gap=gap,
     )
+    pending = workers.worth(mesh.problem.num_variables).share(call)
     return partial(_answer, mesh, settings, pending)
 
 

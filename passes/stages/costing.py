@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -72,6 +72,8 @@ class Costing:
         default_factory=dict[tuple[str, Submesh], "Future[_Answer]"]
     )
     """by what was asked of which mesh"""
+    _last: dict[Submesh, Future[_Answer]] = field(default_factory=dict[Submesh, "Future[_Answer]"])
+    """what was asked last of a mesh; its problem is where that was found"""
 
     @cached_property
     def work(self) -> Work:
@@ -156,10 +158,12 @@ class Costing:
             if what == "costs":
                 self.read.append(submesh)
             begun = Workers(0).submit(_Answer, found=kept)
-        elif workers.count:
-            begun = workers.submit(_answer_pickled, self._pickled, what, submesh, given)
         else:
-            begun = workers.submit(_answer, self.solver, what, submesh, given)
+            here = there = partial(_answer, self.solver, what, submesh, given)
+            if workers.count:
+                there = partial(_answer_pickled, self._pickled, what, submesh, given)
+            begun = workers.share(there, here=here, after=self._last.get(submesh))
+            self._last[submesh] = begun
 
         def finish() -> Costs | LeastSeconds:
             self._ended[what, submesh] = begun

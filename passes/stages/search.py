@@ -184,7 +184,7 @@ class Search:
                     if one.again is None:
                         self._planned_on_one_device(one.rematerialise)
             others = [(it, mesh) for it, mesh in offers if mesh not in wanted]
-            self._begin_next(others, -len(wanted) % max(ones[0].workers.count, 1))
+            self._begin_next(others, -len(wanted) % ones[0].workers.places)
             for mesh in wanted:
                 mesh.finish()
                 known = sum(one.is_known for one in every)

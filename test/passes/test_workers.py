@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -71,6 +73,81 @@ def test_a_failed_check_is_not_taken_for_an_infeasible_problem(count):
         with pytest.raises(VerificationError, match=r"costs 1\.0 s, not 0\.5 s") as failed:
             pending.result()
     assert not isinstance(failed.value, ValueError)
+
+
+@pytest.fixture
+def busy() -> Iterator[Workers]:
+    """One process, which is asleep."""
+    with Workers(1) as workers:
+        workers.submit(time.sleep, 60)
+        yield workers
+
+
+def test_who_waits_takes_shared_calls(busy):
+    shared = [busy.share(os.getpid) for _ in range(3)]
+    assert busy.places == 2
+    assert {one.result() for one in shared} == {os.getpid()}
+
+
+def test_who_waits_takes_no_other_calls(busy):
+    other, shared = busy.submit(os.getpid), busy.share(os.getpid)
+    assert shared.result() == os.getpid()
+    assert not other.running()
+    assert not other.done()
+
+
+def test_a_shared_call_may_have_a_shorter_way_here(busy):
+    assert busy.share(os.getpid, here=lambda: -1).result() == -1
+
+
+def test_errors_of_shared_calls_arrive_here(busy):
+    pending = busy.share(partial(solve, TOO_LARGE))
+    assert isinstance(pending.exception(), OutOfMemoryError)
+    with pytest.raises(OutOfMemoryError):
+        pending.result()
+    with pytest.raises(TypeError, match="takes no arguments"):  # a bug, not an answer
+        busy.share(partial(os.getpid, 1)).result()
+
+
+def test_a_call_runs_where_the_one_before_did():
+    with Workers(2) as workers:
+        there = workers.submit(os.getpid)
+        asleep = workers.submit(time.sleep, 0.2)
+        after = [workers.share(os.getpid, after=there) for _ in range(5)]
+        assert {one.result() for one in after} == {there.result()} != {os.getpid()}
+        asleep.result()
+        sleeping = [workers.submit(time.sleep, 60) for _ in range(2)]
+        here = workers.share(os.getpid)
+        assert here.result() == os.getpid()
+        workers.drop()
+        assert all(one.done() for one in sleeping)
+        again = [workers.share(os.getpid, after=here) for _ in range(5)]
+        assert {one.result() for one in again} == {os.getpid()}
+
+
+def test_who_has_its_result_takes_no_more_calls():
+    with Workers(1) as workers:
+        first = workers.share(partial(time.sleep, 0))
+        later = workers.share(partial(time.sleep, 60), after=first)
+        first.result()
+        first.result()
+        workers.drop()
+        assert later.done()
+
+
+def test_a_call_after_one_of_other_workers_runs_anywhere():
+    with Workers(1) as earlier:
+        known = earlier.submit(os.getpid)
+        known.result()
+    with Workers(1) as workers:
+        assert workers.share(os.getpid, after=known).result() != known.result()
+
+
+def test_shared_calls_that_nobody_waits_for_are_dropped(busy):
+    pending = busy.share(os.getpid)
+    busy.drop()
+    assert pending.cancelled()
+    assert busy.submit(os.getpid).result() != os.getpid()
 
 
 def test_a_process_that_ends_is_an_error_of_the_solver():
