@@ -323,7 +323,7 @@ class StageMeshPartition(Pass):
             program.arguments,
             program.results,
             stages,
-            costs.shared.works,
+            costs.shared.works if self.workers is None else None,  # A planner shards them, too.
             None if is_summed or known is None else known.solver.classes.class_of,
         )
         with ir.InsertionPoint(function), function.location:

@@ -16,6 +16,7 @@ from alpa.passes.sharding.call_seconds import call_seconds
 from alpa.passes.sharding.kept_copies import return_copies
 from alpa.passes.sharding.layouts import sharding_of
 from alpa.passes.sharding.mesh_problem import MeshProblem
+from alpa.passes.sharding.op_seconds import total_seconds
 from alpa.passes.sharding.shard_graph import Need, ShardGraph
 
 
@@ -72,18 +73,15 @@ class _Decoder:
         return_copies(self.posed.fragments(), shardings, self._graph.mesh, seconds)
 
     def _write_seconds(self) -> None:
-        """Writes what one run of each fragment takes: also collectives, resharding and its call.
-
-        What was there, its compute split evenly over the devices, becomes `alpa.compute_seconds`.
-        """
-        seconds = self._graph.step_seconds(self.choice)
-        for op, cost in zip(self._graph.steps, seconds, strict=True):
+        """Writes what one run of each fragment takes: also collectives, resharding and its call;
+        and its compute split evenly over the devices."""
+        graph, batches = self._graph, self.posed.plan.num_micro_batches
+        devices, device = graph.mesh.num_devices, graph.cluster.device
+        for op, cost in zip(graph.steps, graph.step_seconds(self.choice), strict=True):
             if isinstance(op, mpmd.FragmentOp):
-                compute = op.attributes.get(SECONDS)
-                if compute is not None:
-                    op.attributes[COMPUTE_SECONDS] = compute
-                batches, graph = self.posed.plan.num_micro_batches, self._graph
-                call = call_seconds(op, batches, graph.cluster, graph.mesh.num_devices)
+                works = (one.work for one in graph.ops_of[body(op)])
+                op.attributes[COMPUTE_SECONDS] = f64(total_seconds(works, device) / devices)
+                call = call_seconds(op, batches, graph.cluster, devices)
                 op.attributes[SECONDS] = f64(cost / self.posed.runs(op) + call)
 
     def _reshard_operands(self) -> dict[ir.Value, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 from alpa.dialects import body, ir
@@ -48,6 +48,12 @@ def work_seconds(
     return work.kernels * device.launch + seconds
 
 
+def total_seconds(works: Iterable[Work], device: Device) -> float:
+    """Seconds for the work of ops, one after the other."""
+    times = Counter(works)
+    return sum(n * float(work_seconds(work, device)) for work, n in times.items())
+
+
 class Works:
     """The work of the ops of computations and fragments, found once for equal ones."""
 
@@ -82,8 +88,7 @@ class Works:
         at = id(device), key
         found = self._seconds.get(at)  # Comparing recipes takes time, so each is looked up once.
         if found is None:
-            times = Counter(self._of(key, block, device, rows))
-            seconds = sum(n * float(work_seconds(work, device)) for work, n in times.items())
+            seconds = total_seconds(self._of(key, block, device, rows), device)
             found = self._seconds[at] = device, seconds
         return found[1]
 
