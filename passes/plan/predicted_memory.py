@@ -52,8 +52,8 @@ from alpa.passes.cost.reshard import Layout, only_cuts
 from alpa.passes.plan import data
 from alpa.passes.plan.annotated import Annotated, annotated_fragments, has_own_ops
 from alpa.passes.plan.attribute import plan_and_any_cluster
-from alpa.passes.plan.convolution_layouts import is_copied, is_transposed
 from alpa.passes.plan.op_order import Order, Scheduler, is_collective, reduces
+from alpa.passes.sharding.convolution_layouts import argument_of, is_copied, is_transposed
 from alpa.passes.sharding.padding import is_even
 
 _CUBLAS_WORKSPACE = 4 * 2**20
@@ -285,10 +285,10 @@ class _Clock(Lives):
     def _convolve(self, op: stablehlo.ConvolutionOp) -> None:
         """The buffers of a convolution in the layouts of its device."""
         for number, operand in enumerate(op.operands):
-            here = isinstance(operand.owner, ir.Block) or operand in self._returned
-            if here and is_copied(op, number, self.device):
-                start, _ = self.copies.get(operand, (self.now, 0))
-                self.copies[operand] = (start, self.now + 1)
+            here = argument_of(op, number) or (operand if operand in self._returned else None)
+            if here is not None and is_copied(op, number, self.device):
+                start, _ = self.copies.get(here, (self.now, 0))
+                self.copies[here] = (start, self.now + 1)
         result = op.results[0]
         if is_transposed(op, self.device):
             if result in self._added:

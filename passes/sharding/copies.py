@@ -1,4 +1,5 @@
-"""Memory of resharding: copies made for one op, and partial sums before they are split.
+"""Memory of copies made for one op, by resharding or in another order, and of partial sums before
+they are split.
 
 Resharding writes a copy that lives while its op runs. Its bytes depend on the two nodes whose
 layouts differ. A copy that only cuts a value needs no memory if a fusion reads it. Partial sums
@@ -9,13 +10,16 @@ is counted at each of them, but not in between.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 
-from alpa.dialects import ir
+from alpa.dialects import ir, stablehlo
 from alpa.passes.analysis.graph import element_bytes, type_bytes
 from alpa.passes.analysis.op_kinds import READS_THROUGH_FUSION
 from alpa.passes.cost.reshard import only_cuts
+from alpa.passes.sharding.convolution_layouts import argument_of, is_copied
+from alpa.passes.sharding.ops import Op
 from alpa.passes.sharding.shard_graph import Placed, ShardGraph
 from alpa.passes.sharding.spaces import Layouts, Space
 from alpa.passes.sharding.strategies import local_elements
@@ -74,6 +78,48 @@ def copies_for_ops(
             if held.any():
                 nodes = (one.node, one.result)
                 yield Usage(nodes=nodes, bytes=held, start=time, stop=time + 1)
+
+
+def copies_for_convolutions(
+    graph: ShardGraph, at: Mapping[ir.Value, int], made_here: AbstractSet[ir.Value]
+) -> Iterator[Usage]:
+    """The memory rows of arguments that GPUs copy, because a convolution reads another order.
+
+    What is resharded arrives in a copy that has a row already, so these are of values that lie as
+    they are read.
+
+    Args:
+        graph: the graph of a mesh.
+        at: when an op runs, by its first result.
+        made_here: arguments that other layers of the same stage make, in the order that is read.
+    """
+    device = graph.cluster.device
+    if device.name == "CPU":
+        return
+    few = _SMALL * device.memory
+    for op, i, need in graph.operand_needs:
+        argument = None if op.operand_bytes < few else _copied_argument(graph, op, i)
+        if argument is None or argument in made_here:
+            continue
+        source = graph.placed[op.operands[i]]
+        there = local_bytes(graph, need.layouts, ir.RankedTensorType(source.type))
+        alike = np.array([[one == other for other in need.layouts] for one in source.layouts])
+        nodes, held = _deciding(source.node, need.node, np.where(alike, there, 0.0))
+        if held.max() >= few:
+            time = at[op.results[0]]
+            yield Usage(nodes=nodes, bytes=held, start=time, stop=time + 1)
+
+
+def _copied_argument(graph: ShardGraph, op: Op, operand: int) -> ir.Value | None:
+    """The argument that a convolution reads in another order than it has, if it does."""
+    view, device = op.view, graph.cluster.device
+    if not isinstance(view, stablehlo.ConvolutionOp):
+        return None
+
+    def find() -> ir.Value | None:
+        return argument_of(view, operand) if is_copied(view, operand, device) else None
+
+    return graph.reader.kept.once(("copied", op, operand), find)
 
 
 def local_bytes(

@@ -16,7 +16,7 @@ shard, which depend on its node's strategy, from the op that makes it to its las
   free in any layout need no memory.
 * Loops work in place (`analysis/liveness.py`).
 
-Copies in other layouts, made for one op, live as long as that op (`copies.py`).
+Copies in other layouts or orders, made for one op, live as long as that op (`copies.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -39,7 +40,7 @@ from alpa.passes.analysis.liveness import (
     in_place_of,
     updates_variable,
 )
-from alpa.passes.sharding.copies import copies_for_ops, local_bytes
+from alpa.passes.sharding.copies import copies_for_convolutions, copies_for_ops, local_bytes
 from alpa.passes.sharding.ops import Cache, Op
 from alpa.passes.sharding.shard_graph import ShardGraph
 from alpa.passes.solve.sharding.problem import Usage
@@ -79,11 +80,18 @@ def buffer(
 
 
 def passing(
-    graph: ShardGraph, clock: Clock, elsewhere: AbstractSet[ir.Value] = frozenset()
+    graph: ShardGraph,
+    clock: Clock,
+    elsewhere: AbstractSet[ir.Value] = frozenset(),
+    made_here: AbstractSet[ir.Value] = frozenset(),
 ) -> Iterator[Held]:
     """What lives inside of fragments only: temporaries and copies.
 
-    `elsewhere` are the results of fragments that are written to donated arguments or accumulators.
+    Args:
+        graph: of the mesh.
+        clock: of the fragments.
+        elsewhere: results of fragments that are written to donated arguments or accumulators.
+        made_here: arguments inside of fragments that other layers of the same stage make.
     """
     key = frozenset(elsewhere)
     for value, span, place in clock.kept.once(key, lambda: _temporaries(clock, key)):
@@ -95,8 +103,13 @@ def passing(
     read_until = clock.kept.once(
         "views", lambda: {value: clock.until[value] for value in clock.base}
     )
-    for usage in copies_for_ops(graph, clock.at, read_until):
-        yield Held(usage=usage, kind="copies")
+    yield from (
+        Held(usage=usage, kind="copies")
+        for usage in chain(
+            copies_for_ops(graph, clock.at, read_until),
+            copies_for_convolutions(graph, clock.at, made_here),
+        )
+    )
 
 
 def _temporaries(

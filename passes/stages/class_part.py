@@ -217,7 +217,16 @@ def _memory(
         for value, rows in its.made:
             if value in graph.placed:
                 stays("made", value, rows, of=split)
-    rows = [*passing(graph, posed.clock), *_cotangents(posed, behind)]
+    made_here = {
+        inner
+        for fragment in fragments
+        for inner, value in zip(body(fragment).arguments, fragment.operands, strict=True)
+        if value in behind or (value in kept and read_part(fragment) == "forward")
+    }
+    rows = [
+        *passing(graph, posed.clock, made_here=made_here),
+        *_cotangents(posed, behind),
+    ]
     return resident, split, tuple(row.usage for row in rows)
 
 

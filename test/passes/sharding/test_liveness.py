@@ -151,6 +151,31 @@ def test_too_little_memory_says_how_much_is_needed_where_and_what_helps(small_cl
     assert "add devices" in message
 
 
+def convolutions(kernel, x):
+    def loss(kernel):
+        y = jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return jnp.mean(jnp.tanh(y) ** 2)
+
+    return kernel - jax.grad(loss)(kernel)
+
+
+@pytest.mark.parametrize(("cluster", "expected"), [("h100:1x1", 1), ("cpu:1x1", 0)])
+def test_a_kernel_is_copied_where_a_convolution_reads_it_in_another_order(pose, cluster, expected):
+    kernel = jax.ShapeDtypeStruct((3, 3, 4096, 1024), jnp.float32)
+    x = jax.ShapeDtypeStruct((8, 4, 4, 4096), jnp.float32)
+    module = passes.run(
+        jax.jit(convolutions).lower(kernel, x).as_text(),
+        "simplify-trivial-ops,layer-cluster{num-layers=1},"
+        f"stage-mesh-partition{{cluster={cluster} num-stages=1}}",
+    )
+    (mesh,) = pose(module)
+    copies = [held.usage for held in mesh.usages if held.kind == "copies"]
+    assert [float(usage.bytes.max()) for usage in copies] == [4.0 * 9 * 4096 * 1024] * expected
+    assert all(usage.stop == usage.start + 1 for usage in copies)
+
+
 FUSED = """
 func.func @main(%x: tensor<64x64xf32>, %w: tensor<64x64xf32>) -> tensor<64x64xf32> {
   %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]

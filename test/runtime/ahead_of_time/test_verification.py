@@ -9,10 +9,14 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import alpa.passes
 from alpa.dialects import ir
 from alpa.passes.cost.presets import IDEAL, PRESETS
 from alpa.passes.plan.instructions import write_script
@@ -160,6 +164,43 @@ def test_a_plan_for_each_gpu(planned: Callable[..., ir.Module], preset: str) -> 
     assert found.device == TARGETS[PRESETS[preset].device.name].name
     assert all(it.real.bytes_accessed > 0 for it in found.modules)
     assert any("all-reduce" in it.payloads for it in found.modules)
+
+
+def convolved(
+    kernels: list[jax.Array], moments: list[jax.Array], x: jax.Array
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """A training step of convolutions."""
+
+    def loss(kernels: list[jax.Array]) -> jax.Array:
+        y = x
+        for kernel in kernels:
+            y = jax.lax.conv_general_dilated(
+                y, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            y = jax.nn.relu(y)
+        return jnp.mean(y**2)
+
+    moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, jax.grad(loss)(kernels))
+    return jax.tree.map(lambda k, m: k - 0.1 * m, kernels, moments), moments
+
+
+@needs_gpu_compiler
+@pytest.mark.parametrize("preset", ["v100-16gb", "h100"])
+@pytest.mark.parametrize("taps", [(3, 3), (1, 3, 1)])
+def test_convolutions_copy_their_kernels(preset: str, taps: tuple[int, ...]) -> None:
+    channels = (256, 512, 256, 512)
+    kernels = [
+        jax.ShapeDtypeStruct((n, n, *between), jnp.float32)
+        for n, between in zip(taps, pairwise(channels), strict=False)
+    ]
+    x = jax.ShapeDtypeStruct((16, 14, 14, channels[0]), jnp.float32)
+    step = jax.jit(convolved, donate_argnums=(0, 1)).lower(kernels, kernels, x).as_text()
+    batch = f"%arg{2 * len(kernels)}: tensor<16x14x14x256xf32>"
+    step = step.replace(batch, batch + ' {alpa.role = "batch", alpa.batch_dim = 0 : i64}', 1)
+    plan = f"alpa{{cluster={preset}:1x1 num-micro-batches=2 num-stages=1}}"
+    found = verify_plan(alpa.passes.run(step, plan), processes=1)
+    both, _ = found.modules
+    assert both.real.temporaries == pytest.approx(both.memory.temporaries, rel=0.2)
 
 
 @needs_gpu_compiler

@@ -6,8 +6,8 @@ import pytest
 
 from alpa.dialects import body, main_function, parse, stablehlo
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.plan.convolution_layouts import is_copied, is_transposed
 from alpa.passes.plan.predicted_memory import predicted_memory
+from alpa.passes.sharding.convolution_layouts import argument_of, is_copied, is_transposed
 
 LAST = "[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"
 FIRST = "[b, f, 0, 1]x[o, i, 0, 1]->[b, f, 0, 1]"
@@ -51,9 +51,40 @@ def test_the_order_of_dimensions(
 
 
 def test_dimensions_of_size_1_lie_anywhere() -> None:
-    """A kernel of one tap is a matrix, read in either order."""
-    types = ("8x16x16x4xf32", "1x1x4x6xf32", "8x16x16x6xf32")
-    assert copied(LAST, "[[0, 0], [0, 0]]", types, "h100") == (False, False, False)
+    """A kernel of one tap is a matrix, which the forward part reads transposed."""
+    x, k, y = ("8x16x16x4xf32", "1x1x4x6xf32", "8x16x16x6xf32")
+    assert copied(LAST, "[[0, 0], [0, 0]]", (x, k, y), "h100") == (False, True, False)
+    # The gradient of its input reads it as it is, and that of the kernel is transposed.
+    swapped = LAST.replace("i, o", "o, i")
+    assert copied(swapped, "[[0, 0], [0, 0]]", (y, k, x), "h100") == (False, False, False)
+    gradient = "[f, 0, 1, b]x[i, 0, 1, o]->[0, 1, b, f]"
+    assert copied(gradient, "[[0, 0], [0, 0]]", (x, y, k), "h100") == (False, False, True)
+
+
+def test_a_reversed_kernel_is_read_as_the_argument_that_it_is() -> None:
+    module = parse("""
+    func.func public @main(%x: tensor<8x16x16x6xf32>, %k: tensor<3x3x4x6xf32>)
+        -> tensor<8x16x16x4xf32> {
+      %0 = stablehlo.reverse %k, dims = [0, 1] : tensor<3x3x4x6xf32>
+      %1 = stablehlo.convolution(%x, %0) dim_numbers = [b, 0, 1, f]x[0, 1, o, i]->[b, 0, 1, f],
+        window = {pad = [[1, 1], [1, 1]]}
+        {batch_group_count = 1 : i64, feature_group_count = 1 : i64}
+        : (tensor<8x16x16x6xf32>, tensor<3x3x4x6xf32>) -> tensor<8x16x16x4xf32>
+      %2 = stablehlo.negate %k : tensor<3x3x4x6xf32>
+      %3 = stablehlo.convolution(%x, %2) dim_numbers = [b, 0, 1, f]x[0, 1, o, i]->[b, 0, 1, f],
+        window = {pad = [[1, 1], [1, 1]]}
+        {batch_group_count = 1 : i64, feature_group_count = 1 : i64}
+        : (tensor<8x16x16x6xf32>, tensor<3x3x4x6xf32>) -> tensor<8x16x16x4xf32>
+      return %1 : tensor<8x16x16x4xf32>
+    }""")
+    block = body(main_function(module))
+    _, reversing, _, other, _ = block.operations
+    assert isinstance(reversing, stablehlo.ConvolutionOp)
+    assert isinstance(other, stablehlo.ConvolutionOp)
+    assert argument_of(reversing, 1) == block.arguments[1]
+    assert argument_of(reversing, 0) == block.arguments[0]
+    assert argument_of(other, 1) is None
+    assert is_copied(reversing, 1, Cluster.parse("h100:1x1").device)
 
 
 def test_uneven_padding_is_a_copy() -> None:
