@@ -141,6 +141,17 @@ class Posing:
             pass
         return self.problem
 
+    def until(self, part: Part) -> None:
+        """Poses each part up to `part`."""
+        for _ in islice(self._left, max(0, self._count(part) - len(self.problem.fragments()))):
+            pass
+
+    def _count(self, part: Part) -> int:
+        """The number of fragments of the parts up to `part`."""
+        parts = get_args(Part)[: get_args(Part).index(part) + 1]
+        fragments = [o for o in body(self.layer.function).operations if _is_fragment(o)]
+        return sum(read_part(fragment) in parts for fragment in fragments)
+
     def least_seconds(self, part: Part, close: float) -> float:
         """What a run of each part up to `part` takes at least in all, whatever their shardings and
         whatever the parts behind them need: a bound by dual ascent, which ends where it gains less
@@ -148,9 +159,7 @@ class Posing:
 
         Where more parts are posed than it needs, it poses its own anew.
         """
-        parts = get_args(Part)[: get_args(Part).index(part) + 1]
-        fragments = [o for o in body(self.layer.function).operations if _is_fragment(o)]
-        count = sum(read_part(fragment) in parts for fragment in fragments)
+        count = self._count(part)
         if (count, close) not in self._least:
             self._least[count, close] = self._bound(part, count, close)
         return self._least[count, close]
@@ -158,12 +167,11 @@ class Posing:
     def _bound(self, part: Part, count: int, close: float) -> float:
         """`least_seconds` of a part that ends with so many fragments."""
         graph, plan = self.problem.graph, self.problem.plan
-        missing, batches = count - len(self.problem.fragments()), plan.num_micro_batches
-        if missing < 0:
+        batches = plan.num_micro_batches
+        if count < len(self.problem.fragments()):
             anew = ShardGraph(graph.mesh, graph.cluster, graph.reader, graph.cache)
             return Posing(self.layer, anew, plan).least_seconds(part, close)
-        for _ in islice(self._left, missing):
-            pass
+        self.until(part)
         if not count or not np.isfinite(np.concatenate(graph.costs)).all():
             return 0.0
         from alpa.passes.solve.sharding import bound  # noqa: PLC0415 - costs start-up time

@@ -171,6 +171,11 @@ class ClassProblem:
         each = zip(self.posings, close.tolist(), strict=True)
         return np.array([posing.least_seconds(part, near) for posing, near in each])
 
+    def pose_until(self, part: Part) -> None:
+        """Poses each part up to `part`, and nothing behind these."""
+        for posing in self.posings:
+            posing.until(part)
+
     @cached_property
     def parts(self) -> list[ClassPart]:
         """The classes."""

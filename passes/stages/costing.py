@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -72,7 +72,7 @@ class Costing:
         default_factory=dict[tuple[str, Submesh], "Future[_Answer]"]
     )
     """by what was asked of which mesh"""
-    _last: dict[Submesh, Future[_Answer]] = field(default_factory=dict[Submesh, "Future[_Answer]"])
+    _last: dict[Submesh, Future[Any]] = field(default_factory=dict[Submesh, "Future[Any]"])
     """what was asked last of a mesh; its problem is where that was found"""
 
     @cached_property
@@ -103,11 +103,13 @@ class Costing:
         ops = sum(1 for _ in walk(self.solver.classes.module.body))
         return workers if ops >= self.worth else Workers(0)
 
-    def prepare(self, workers: Workers) -> None:
-        """Has processes read the classes' programs while this one finds what one device does."""
-        if self.folder is None:  # which may have all answers
-            for _ in range(self.where(workers).count):
-                workers.submit(_read, self._pickled)
+    def prepare(self, workers: Workers, submeshes: Sequence[Submesh]) -> None:
+        """Has processes read the classes' programs while this one finds what one device does, and
+        pose the forward parts on a mesh each: that is what is asked first."""
+        if self.folder is not None:  # It may have all answers.
+            return
+        for submesh, _ in zip(submeshes, range(self.where(workers).count), strict=False):
+            self._last[submesh] = workers.submit(_prepared, self._pickled, submesh)
 
     def begin(self, workers: Workers, submesh: Submesh, enough: float) -> Callable[[], Costs]:
         """Begins to find what the classes cost on a mesh; what is returned waits for it.
@@ -308,7 +310,7 @@ def _answer(solver: ClassSolver, what: Question, submesh: Submesh, given: Any) -
 
 
 def _bound(solver: ClassSolver, submesh: Submesh, even: np.ndarray) -> _Answer:
-    problem, both = solver.pose(*submesh), even.sum(axis=0)
+    problem, both = solver.posed.get(submesh) or solver.pose(*submesh), even.sum(axis=0)
     forward = np.maximum(even[0], problem.least_seconds("forward", _CLOSE * even[0]))
     least = forward + even[1]
     layers = np.array([len(one.layers) for one in solver.classes.classes])
@@ -339,11 +341,14 @@ def _answer_pickled(pickled: bytes, what: Question, submesh: Submesh, given: Any
         return _answer(solver, what, submesh, given)
 
 
-def _read(pickled: bytes) -> None:
+def _prepared(pickled: bytes, submesh: Submesh) -> None:
     solver = _solver(pickled)
     # Where an op cannot be on a mesh, the answer for the mesh says so.
     with solver.classes.module.context, suppress(PassError):
         solver.classes.read(solver.cluster.device)
+        problem = solver.pose(*submesh)
+        problem.pose_until("forward")
+        solver.keep(submesh, problem, is_solved=False)
 
 
 @lru_cache(maxsize=8)  # for each kind of hosts with rematerialised layers, and without

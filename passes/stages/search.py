@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 
 from alpa.dialects.plan import Dropped
 from alpa.passes.base import NoRoomError, NotFasterError, PassError
@@ -116,9 +117,11 @@ class Search:
             )
 
         ones = [one_device(kind) for kind in range(len(self.program.left))]
+        largest = sorted(self.submeshes, key=lambda it: -prod(it[1][:2]))
         for one in ones:
             if len(self.submeshes) > 1:
-                one.costing_of(False).prepare(self.workers)
+                mine = [submesh for kind, submesh in largest if kind == one.kind]
+                one.costing_of(False).prepare(self.workers, mine)
             self._planned_on_one_device(lambda one=one: one.candidate)
         every = [
             MeshCandidates(one=ones[kind], number=n, submesh=it)

@@ -217,6 +217,21 @@ def test_meshes_are_bounded_before_they_are_costed(training: ClassSolver, count:
     np.testing.assert_allclose(found.seconds, both, rtol=0.15)
 
 
+def test_a_process_poses_ahead_what_is_asked_first(training: ClassSolver) -> None:
+    solver = replace(training)  # without what other tests have posed
+    costing, mesh = Costing(solver=solver, worth=0), (1, 4, (2, 2))
+    even = costing.work.split((2, 2)).by_class[:2]
+    with Workers(1) as workers:
+        costing.prepare(workers, [mesh, (1, 4, (4,))])
+        found = costing.begin_bound(workers, mesh, even)()
+        assert mesh not in solver.posed  # The process that has posed it answers.
+        (fastest, *_) = costing.begin(workers, mesh, inf)()
+        assert mesh not in solver.posed
+    expected = Costing(solver=solver, worth=0).begin_bound(Workers(0), mesh, even)()
+    np.testing.assert_array_equal(found.seconds, expected.seconds)
+    np.testing.assert_array_equal(fastest.by_class, training.pose(*mesh).solve(PRICES)[0].by_class)
+
+
 def test_no_mesh_splits_the_starts_of_kernels(training: ClassSolver) -> None:
     cluster, found = Cluster.parse("v100-16gb:1x4"), list[tuple[np.ndarray, np.ndarray]]()
     for launch in (0.0, 1.0):
