@@ -357,15 +357,13 @@ def _attributes(op: ir.OpView, ignored: str | None) -> tuple[Hashable, ...]:
     )
 
 
-def block_recipe(
-    block: ir.Block, ignored: str | None = None, rows: Sequence[Row] | None = None
-) -> Hashable:
+def block_recipe(block: ir.Block) -> Hashable:
     """A key of what a block computes, independent of the names of its values, if it reads no
-    others; see `recipe`. `rows` are those of the block, if they have been read."""
+    others; see `recipe`."""
     number: dict[ir.Value, int] = {v: n for n, v in enumerate(block.arguments)}
     ops: list[Hashable] = [tuple([argument.type for argument in number])]
-    for row in rows_of(block) if rows is None else rows:
-        ops.append(recipe(row, number.__getitem__, {}, ignored))
+    for row in rows_of(block):
+        ops.append(recipe(row, number.__getitem__, {}))
         for result in row.results:
             number[result] = len(number)
     return tuple(ops)

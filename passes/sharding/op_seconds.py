@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 from alpa.dialects import body, ir
 from alpa.passes.analysis import op_work
 from alpa.passes.analysis.block_rows import Row, rows_of
-from alpa.passes.analysis.graph import block_recipe, blocks_in
+from alpa.passes.analysis.graph import blocks_in, contents
 from alpa.passes.analysis.op_work import Work
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.device import Device, Share
@@ -55,16 +55,12 @@ def total_seconds(works: Iterable[Work], device: Device) -> float:
 
 
 class Works:
-    """The work of the ops of computations and fragments, found once for equal ones."""
+    """The work of the ops of computations and fragments; that of equal loops is found once."""
 
     def __init__(self) -> None:
-        self._works: dict[Hashable, tuple[list[Work], list[list[Work] | None]]] = {}
-        """of a block, and of the blocks in its ops' regions as far as its own comes from theirs"""
         self._inside: dict[Hashable, list[list[Work] | None]] = {}
         """of the blocks in the regions of ops that read nothing from around them: a loop stays the
         same where layers are merged"""
-        self._seconds: dict[Hashable, tuple[Device, float]] = {}
-        """by the id of a device, which is kept here so that no other device gets its id"""
 
     def of(
         self,
@@ -78,70 +74,36 @@ class Works:
         `nested` is given the work of the blocks in regions.
         """
         rows = rows_of(block) if rows is None else rows
-        return self._of(_key(block, device, rows), block, device, rows, nested)
+        known: dict[ir.Block, list[Work]] = {}
+        alone = list(_alone(rows, device))
+        for op, its in alone:
+            earlier = zip(blocks_in(op), self._inside.get(its, ()), strict=False)
+            known.update((inner, works) for inner, works in earlier if works is not None)
+        works = block_works(block, device, known, rows)
+        for op, its in alone:
+            self._inside[its] = list(map(known.get, blocks_in(op)))
+        if nested is not None:
+            nested.update(known)
+        return works
 
     def seconds(self, computation: ir.OpView, cluster: Cluster) -> float:
         """The seconds of all ops of a computation, one after the other."""
-        block, device = body(computation), cluster.device
-        rows = rows_of(block)
-        key = _key(block, device, rows)
-        at = id(device), key
-        found = self._seconds.get(at)  # Comparing recipes takes time, so each is looked up once.
-        if found is None:
-            seconds = total_seconds(self._of(key, block, device, rows), device)
-            found = self._seconds[at] = device, seconds
-        return found[1]
-
-    def _of(
-        self,
-        key: _Key,
-        block: ir.Block,
-        device: Device,
-        rows: Sequence[Row],
-        nested: dict[ir.Block, list[Work]] | None = None,
-    ) -> list[Work]:
-        found = self._works.get(key)
-        owners = [row for row in rows if len(row.op.regions)]
-        inside = [it for row in owners for it in blocks_in(row.op)]
-        if found is None:
-            known: dict[ir.Block, list[Work]] = {}
-            alone = list(_alone(key, rows))
-            for op, its in alone:
-                earlier = zip(blocks_in(op), self._inside.get(its, ()), strict=False)
-                known.update((inner, works) for inner, works in earlier if works is not None)
-            works = block_works(block, device, known, rows)
-            for op, its in alone:
-                self._inside[its] = list(map(known.get, blocks_in(op)))
-            found = self._works[key] = works, list(map(known.get, inside))
-        if nested is not None:
-            for inner, its in zip(inside, found[1], strict=True):
-                if its is not None:
-                    nested[inner] = its
-        return found[0]
+        return total_seconds(self.of(body(computation), cluster.device), cluster.device)
 
 
-class _Key(NamedTuple):
-    """All that `block_works` depends on."""
-
-    is_ideal: bool
-    has_triton: bool
-    recipe: tuple[Any, ...]
-    """the types of the block's arguments, then what each op computes (`block_recipe`)"""
-
-
-def _key(block: ir.Block, device: Device, rows: Sequence[Row]) -> _Key:
-    """Sharding rules are no part of it: only some blocks have them."""
-    recipe = block_recipe(block, ignored=SHARDING_RULE, rows=rows)
-    return _Key(device.efficiency is None, has_triton(device.name), cast("tuple[Any, ...]", recipe))
-
-
-def _alone(key: _Key, rows: Sequence[Row]) -> Iterator[tuple[ir.OpView, Hashable]]:
+def _alone(rows: Iterable[Row], device: Device) -> Iterator[tuple[ir.OpView, Hashable]]:
     """The loops and branches that read nothing from around them, each with all that the work in its
-    regions depends on."""
-    for row, (*_, types, inside) in zip(rows, key.recipe[1:], strict=True):
-        if row.name in _WITH_BLOCKS and not _reads_around(inside):
-            given = tuple([value.type for value in row.operands])
-            yield row.op, (key.is_ideal, key.has_triton, row.name, given, types, inside)
+    regions depends on.
+
+    Sharding rules are no part of that: only some blocks have them.
+    """
+    for row in rows:
+        if row.name in _WITH_BLOCKS:
+            inside: Any = contents(row.op, lambda _: 0, {}, SHARDING_RULE)
+            if not _reads_around(inside):
+                types = tuple([value.type for value in (*row.operands, *row.results)])
+                kind = device.efficiency is None, has_triton(device.name)
+                yield row.op, (*kind, row.name, types, inside)
 
 
 def _reads_around(inside: Any) -> bool:

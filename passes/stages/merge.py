@@ -157,7 +157,7 @@ class FragmentBuilder:
 
     def _seconds_of(self, o: int, cluster: Cluster, works: Works) -> float:
         """The seconds of a computation on one device."""
-        key = self._alike[o], id(cluster.device)  # `works` keeps the device.
+        key = self._alike[o], cluster.device
         if key not in self._seconds:
             self._seconds[key] = works.seconds(self.graph.ops[o], cluster)
         return self._seconds[key]
