@@ -181,7 +181,8 @@ class Workers:
         one that has its place here, else the oldest."""
         me = threading.current_thread()
         is_mine = me in self._threads
-        calls = [c for c in self._calls if c.place in (None, me) and (is_mine or c.is_shared)]
+        calls = [call for call in self._calls if call.is_ready and call.place in (None, me)]
+        calls = [call for call in calls if is_mine or call.is_shared]
         calls.sort(key=lambda call: (call is not first, call.place is None))
         return next((call for call in calls if call.take()), None)
 
@@ -287,6 +288,11 @@ class _Call(Future[T]):
         if self._thread is None and self._after is not None:
             return self._after.place
         return self._thread
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its place is known, if that is another call's."""
+        return self._after is None or self._after.running() or self._after.done()
 
     def take(self) -> bool:
         """Takes the call, unless it was taken or cancelled before."""

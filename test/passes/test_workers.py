@@ -112,8 +112,8 @@ def test_errors_of_shared_calls_arrive_here(busy):
 def test_a_call_runs_where_the_one_before_did():
     with Workers(2) as workers:
         there = workers.submit(os.getpid)
-        asleep = workers.submit(time.sleep, 0.2)
         after = [workers.share(os.getpid, after=there) for _ in range(5)]
+        asleep = workers.submit(time.sleep, 0.2)
         assert {one.result() for one in after} == {there.result()} != {os.getpid()}
         asleep.result()
         sleeping = [workers.submit(time.sleep, 60) for _ in range(2)]
