@@ -29,6 +29,8 @@ myst_fence_as_directive = ["math"]
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+# The reference of `alpa.torch` is built without PyTorch.
+autodoc_mock_imports = ["torch", "torchax"]
 
 
 def setup(app: Sphinx) -> None:

@@ -23,9 +23,8 @@ from alpa.torch.lowerings import Keys, lowering
 from alpa.torch.places import Place, place_of
 
 # The places of ops are in the user's files.
-for _package in (torch, torchax):
-    source_info_util.register_exclusion(str(Path(_package.__path__[0])))
-source_info_util.register_exclusion(__file__)
+for _place in (*torch.__path__, *torchax.__path__, __file__):
+    source_info_util.register_exclusion(str(Path(_place)))
 
 
 class Interpreter(fx.Interpreter):

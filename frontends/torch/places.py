@@ -10,7 +10,7 @@ from types import TracebackType
 import torch
 from torch import fx
 
-_PACKAGES = tuple(str(Path(path)) for path in (torch.__path__[0], __file__[: -len("/places.py")]))
+_PACKAGES = tuple(str(Path(path)) for path in (*torch.__path__, __file__[: -len("/places.py")]))
 
 
 @dataclass(frozen=True, kw_only=True)
