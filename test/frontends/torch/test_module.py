@@ -16,6 +16,7 @@ import optax
 import pytest
 
 import alpa
+from alpa.runtime import WorkerOptions
 from alpa.runtime.comparison import compare
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
@@ -123,7 +124,7 @@ def test_a_gpt_equals_pytorch_in_two_stages_and_two_micro_batches() -> None:
     assert other.head.weight is other.tokens.weight
 
 
-def test_a_resnet_equals_pytorch_with_its_running_statistics() -> None:
+def resnet_equals_pytorch(**options: Any) -> None:
     random = seeded(1)
     images = random.normal(size=(3, SAMPLES, 3, 8, 8)).astype(np.float32)
     labels = random.integers(0, 10, (3, SAMPLES))
@@ -134,11 +135,12 @@ def test_a_resnet_equals_pytorch_with_its_running_statistics() -> None:
         scores, buffers = fn(params, buffers, None, batch["x"])
         return optax.softmax_cross_entropy_with_integer_labels(scores, batch["y"]).mean(), buffers
 
-    step, state = new_step(loss_of), new_state(params, buffers)
+    step, state = new_step(loss_of, **options), new_state(params, buffers)
     losses = []
     for x, y in zip(images, labels, strict=True):
         state, loss = step(state, {"x": x, "y": y})
-        losses.append(loss)
+        losses.append(float(loss))
+    state = {name: jax.tree.map(np.asarray, state[name]) for name in ("params", "buffers")}
     assert int(state["buffers"]["layer2.0.norm2.num_batches_tracked"]) == 3
     pairs = [
         (torch.from_numpy(x), torch.from_numpy(y)) for x, y in zip(images, labels, strict=True)
@@ -153,6 +155,18 @@ def test_a_resnet_equals_pytorch_with_its_running_statistics() -> None:
     scores, same = evaluate(state["params"], state["buffers"], None, images[0])
     assert all(found.ok for found in compare([scores], [module(pairs[0][0]).detach().numpy()]))
     assert all(same[name] is array for name, array in state["buffers"].items())
+
+
+def test_a_resnet_equals_pytorch_with_its_running_statistics() -> None:
+    resnet_equals_pytorch()
+
+
+# The default tier runs steps on Ray, and modules of PyTorch on the local executor.
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_resnet_on_ray_equals_pytorch() -> None:
+    workers = WorkerOptions(cache_directory=None, timeout_seconds=300)
+    resnet_equals_pytorch(executor="ray", workers=workers)
 
 
 @pytest.mark.slow  # importing transformers takes most of it
