@@ -39,7 +39,7 @@ The program's own shardings are kept: those in the types of arguments and those 
         -> !mpmd.mesh_tensor<"mesh_0", tensor<64x8xf32>, sharding=<@mesh_0, [{"axis0"}, {}]>>
         attributes {…, alpa.solver = [{…, mesh = "mesh_0", …, status = "optimal", …}], …} {
       %y = mpmd.fragment<mesh="mesh_0", origin=["layer_0"], stage=0> (%x, %w)
-          {alpa.part = "forward", alpa.seconds = …} (%a: …, %b: …) {
+          {alpa.compute_seconds = …, alpa.part = "forward", alpa.seconds = …} (%a: …, %b: …) {
         %0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
             {sdy.sharding = #sdy.sharding_per_value<[<@mesh_0, [{"axis0"}, {}]>]>}
           : (tensor<64x8xf32>, tensor<8x8xf32>) -> tensor<64x8xf32>
@@ -52,8 +52,9 @@ The program's own shardings are kept: those in the types of arguments and those 
 
 **Ensures**: every op and every mesh tensor has a sharding. `alpa.solver` on `@main` says for each
 mesh what is proven. `alpa.seconds` of each fragment is the predicted time of one run by the same
-costs. If the plan's schedule splits backwards, `predicted_peak_bytes` are those of their two parts,
-which `split-backward` makes later (`plan/split_mesh.py`).
+costs, and `alpa.compute_seconds` that of its ops alone, split evenly over the devices. If the
+plan's schedule splits backwards, `predicted_peak_bytes` are those of their two parts, which
+`split-backward` makes later (`plan/split_mesh.py`).
 
 **Options**: see the fields.
 

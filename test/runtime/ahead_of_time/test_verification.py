@@ -200,7 +200,7 @@ def test_convolutions_copy_their_kernels(preset: str, taps: tuple[int, ...]) -> 
     plan = f"alpa{{cluster={preset}:1x1 num-micro-batches=2 num-stages=1}}"
     found = verify_plan(alpa.passes.run(step, plan), processes=1)
     both, _ = found.modules
-    assert both.real.temporaries == pytest.approx(both.memory.temporaries, rel=0.2)
+    assert both.real.temporaries == pytest.approx(both.memory.temporaries, rel=0.25)
 
 
 @needs_gpu_compiler
