@@ -210,8 +210,9 @@ class MeshCandidates:
                     self._least[remat] = wait_for_bound()
 
             return finish_bound
-        runs = costing.solver.plan.num_micro_batches
-        enough = HOPELESS * float(runs * split.seconds[0, -1] + split.update[0, -1])
+        runs, whole = costing.solver.plan.num_micro_batches, self.one.candidate
+        even = float(runs * whole.seconds[0, -1] + whole.update[0, -1]) / self.num_devices
+        enough = HOPELESS * even
         wait = costing.begin(self.one.workers, self.submesh, enough)
 
         def finish() -> None:

@@ -29,11 +29,11 @@ from alpa.passes.solve.stages import placement, stage_dp
 from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.passes.stages.boundary import Boundary, boundary_of
 from alpa.passes.stages.candidates import PRICES, Candidate, candidate_of, stage_problem
-from alpa.passes.stages.class_costs import ClassCosts
-from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
+from alpa.passes.stages.class_costs import ClassCosts, Costs
+from alpa.passes.stages.class_problem import ClassProblem, ClassSolver, Submesh
 from alpa.passes.stages.costing import Costing, LayerCosts
 from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
-from alpa.passes.stages.mesh_candidates import MeshCandidates, OneDevice
+from alpa.passes.stages.mesh_candidates import HOPELESS, MeshCandidates, OneDevice
 from alpa.passes.stages.policy import logical_shapes
 from alpa.passes.stages.remat import Remat
 from alpa.passes.workers import Workers
@@ -501,3 +501,39 @@ def peaks(module: ir.Module) -> tuple[int, ...]:
     plan = Plan.read(main_function(module))
     assert plan is not None
     return plan.predicted_peak_bytes
+
+
+def test_a_mesh_is_hopeless_beside_an_even_split_of_all_that_one_device_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also of the starts of kernels, though no mesh splits them: beside a bound that has them whole
+    too much would count as worth a search."""
+    asked: list[float] = []
+
+    def begin(_: Costing, workers: Workers, submesh: Submesh, enough: float) -> Callable[[], Costs]:
+        asked.append(enough)
+        return list
+
+    monkeypatch.setattr(Costing, "begin", begin)
+    v100s = Cluster.parse("v100-16gb:1x2")
+    cluster = replace(v100s, device=replace(v100s.device, launch=1.0))
+    with costs_of(straight_step()) as plain:
+        solver = replace(plain.solver, cluster=cluster)
+        one = OneDevice(
+            kind=0,
+            costing_of=lambda _: costing,
+            known=lambda _: None,
+            plan=solver.plan,
+            may_rematerialise=False,
+            workers=Workers(0),
+        )
+        costing = Costing(solver=solver)
+        mesh = MeshCandidates(one=one, number=0, submesh=(1, 2, (2,)))
+        for _ in range(2):  # bounds, then costs
+            mesh.begin(remat=False)
+            mesh.finish()
+        runs, whole = solver.plan.num_micro_batches, one.candidate
+        seconds = float(runs * whole.seconds[0, -1] + whole.update[0, -1])
+        split = one.split(False, (2,), None).by_class[:3]
+        assert split.sum() > 0.9 * costing.work.costs.by_class[:3].sum()
+    assert asked == [HOPELESS * seconds / 2]
