@@ -122,7 +122,6 @@ def small_cluster(tmp_path: Path) -> SmallCluster:
     return write
 
 
-@pytest.hookimpl(tryfirst=True)
 @pytest.fixture
 def low_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimates of stages that forget the cotangents which layers are given, so that a first cut
@@ -130,6 +129,7 @@ def low_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alpa.passes.stages.class_part._cotangents", lambda *_: iter(()))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keeps each test file in one of several processes, and all files that use Ray in one. Slow
     tests may take any time."""
