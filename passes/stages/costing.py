@@ -35,8 +35,9 @@ from alpa.passes.workers import Workers
 
 Question = Literal["bound", "costs"]
 
-WORTH = 3_000
-"""Ops of all classes that are worth a process, which takes about 1 s to start."""
+WORTH = 10_000
+"""Ops of all classes, times the meshes that may be asked about, that are worth a process: it takes
+0.3 to 1 s to start."""
 
 _SLOW = 2.0
 """On a mesh on which forward runs take so many times an even split, backward runs are not bounded:
@@ -63,7 +64,7 @@ class Costing:
 
     solver: ClassSolver
     worth: int = WORTH
-    """ops from which on processes are used"""
+    """ops times meshes from which on processes are used"""
     folder: CostsFolder | None = None
     """where answers are kept for later searches"""
     read: list[Submesh] = field(default_factory=list[Submesh])
@@ -98,17 +99,18 @@ class Costing:
         """The costs of intervals of layers, from those of their classes."""
         return candidate_of(self.solver, costs, submesh)
 
-    def where(self, workers: Workers) -> Workers:
-        """The processes if the classes are worth them, else none."""
+    def where(self, workers: Workers, meshes: int) -> Workers:
+        """The processes if so many meshes of the classes are worth them, else none."""
         ops = sum(1 for _ in walk(self.solver.classes.module.body))
-        return workers if ops >= self.worth else Workers(0)
+        return workers if meshes * ops >= self.worth else Workers(0)
 
     def prepare(self, workers: Workers, submeshes: Sequence[Submesh]) -> None:
         """Has processes read the classes' programs while this one finds what one device does, and
         pose the forward parts on a mesh each: that is what is asked first."""
         if self.folder is not None:  # It may have all answers.
             return
-        for submesh, _ in zip(submeshes, range(self.where(workers).count), strict=False):
+        count = self.where(workers, len(submeshes)).count
+        for submesh in submeshes[:count]:
             self._last[submesh] = workers.submit(_prepared, self._pickled, submesh)
 
     def begin(self, workers: Workers, submesh: Submesh, enough: float) -> Callable[[], Costs]:

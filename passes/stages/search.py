@@ -16,10 +16,10 @@ bound limits it for all others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from math import inf, prod
 
 from alpa.dialects.plan import Dropped
 from alpa.passes.base import NoRoomError, NotFasterError, PassError
@@ -51,6 +51,12 @@ Further = Callable[
 known."""
 Restriction = Callable[[Problem, Sequence[int]], Problem]
 """Restricts the stage DP; gets for each submesh of the problem the number of its mesh."""
+
+_ROUNDS = 2
+"""Questions for each process and for this one between two stage DPs, at least. With one, a DP
+follows each of many short questions; with three, more of the answers are of no use."""
+_FAR = 1.1
+"""Meshes with which a step takes so many times the best one, by bounds, are not asked for."""
 
 _Offer = tuple[Candidate, MeshCandidates]
 
@@ -113,7 +119,7 @@ class Search:
                 known=lambda remat: self.costs.known(kind=kind, remat=remat or always),
                 plan=self.program.plan,
                 may_rematerialise=self.program.remat == "auto",
-                workers=costing_of(False).where(self.workers),
+                workers=costing_of(False).where(self.workers, len(self.submeshes)),
             )
 
         ones = [one_device(kind) for kind in range(len(self.program.left))]
@@ -186,9 +192,8 @@ class Search:
                 for one in ones:
                     if one.again is None:
                         self._planned_on_one_device(one.rematerialise)
-            others = [(it, mesh) for it, mesh in offers if mesh not in wanted]
-            self._begin_next(others, -len(wanted) % ones[0].workers.places)
-            for mesh in wanted:
+            ahead = self._begin_next(problem, stages, offers, wanted, ones[0].workers)
+            for mesh in [*wanted, *ahead]:
                 mesh.finish()
                 known = sum(one.is_known for one in every)
                 self.program.show(f"costs of {known} of at most {len(every)} meshes")
@@ -215,19 +220,35 @@ class Search:
         recalled = [mesh.recall() for mesh in meshes]
         return bool(again) or any(recalled)
 
-    def _begin_next(self, offers: Sequence[_Offer], idle: int) -> None:
-        """Begins with what the search asks for next if the costs that are on their way are of no
-        use, as far as processes are idle."""
-        if not idle or not offers:
-            return
-        try:
-            stages = self._solved(offers)[1].stages
-        except NoCutError:
-            return  # Each cut needs the costs that are on their way.
-        used = [offers[stage.submesh] for stage in stages]
-        found = [(m, remat) for m, remat in _unknown(used).items() if m.num_devices > 1]
-        for mesh, remat in found[:idle]:
-            mesh.begin(remat=remat)
+    def _begin_next(
+        self,
+        problem: Problem,
+        stages: tuple[Stage, ...],
+        offers: Sequence[_Offer],
+        wanted: Collection[MeshCandidates],
+        workers: Workers,
+    ) -> list[MeshCandidates]:
+        """Begins with what the search is about to ask for: of the meshes with which a step takes
+        least, by bounds, so many that no process waits while the wanted ones are found.
+
+        All of them are waited for, so that what is known does not depend on the processes' speed.
+        """
+        found: dict[MeshCandidates, None] = {}
+        if not workers.count:
+            return []
+        least = stage_dp.least_steps(problem, len(stages), _FAR * problem.step_seconds(stages))
+        most = -len(wanted) % workers.places + (_ROUNDS - 1) * workers.places
+        for number in least.argsort(kind="stable").tolist():
+            if least[number] == inf or len(found) == most:
+                break
+            candidate, mesh = offers[number]
+            remat = candidate.remat > 0
+            if not candidate.is_bound or mesh.num_devices == 1 or mesh in wanted or mesh in found:
+                continue
+            if not remat or mesh.one.again is not None:
+                mesh.begin(remat=remat)
+                found[mesh] = None
+        return list(found)
 
     def _solved(self, offers: Sequence[_Offer]) -> tuple[Problem, Solution]:
         """The problem of some candidates, and its solution. Raises `NoCutError`."""

@@ -76,6 +76,14 @@ def solve(problem: Problem) -> Solution:
     return found
 
 
+def least_steps(problem: Problem, stages: int, enough: float) -> np.ndarray:
+    """What T is at least if a cut of so many stages has one on a submesh, [M], in seconds; inf
+    where no cut of less than `enough` has."""
+    if _number_is_open(problem):
+        problem = replace(problem, num_stages=stages)
+    return Table(problem, enough).least_steps
+
+
 def _best_cut(problem: Problem) -> Solution | None:
     """The best cut; None if there is none."""
     first = _first(problem)

@@ -139,7 +139,9 @@ class Table:
             seen, beside = problem.shares(1 - problem.hidden), problem.shares(problem.hidden)
             self._times.append(Times.of(problem.t, *seen, places[:-1]))
             self._times.append(Times.of(np.zeros_like(problem.t), *beside, places[:-1]))
-        self._entries = self._every_entry()
+        self._entries, self.least_steps = self._every_entry()
+        """[M], what T of a cut with a stage on each submesh is at least; inf where it is not less
+        than `enough`"""
 
     @property
     def b_values(self) -> np.ndarray:
@@ -151,8 +153,8 @@ class Table:
         """What the largest u of a cut can be, ascending."""
         return np.unique(np.append(self._entries.u, 0.0))
 
-    def _every_entry(self) -> Entries:
-        """All possible stages at all places."""
+    def _every_entry(self) -> tuple[Entries, np.ndarray]:
+        """All possible stages at all places, and `least_steps`."""
         problem, sizes = self._problem, np.array(self._sizes)
         by_kind = self._kind.argsort(kind="stable")  # as in `Entries`
         i, j, m = np.nonzero(self._admitted[:, :, by_kind])
@@ -170,9 +172,11 @@ class Table:
         u = problem.u[i, j, m]
         least = step.of(i, j, sizes[g], a, b, u)
         stage, place = np.nonzero(least < self._enough)
+        steps = np.full(len(problem.submeshes), inf)
+        np.minimum.at(steps, m[stage], least[stage, place])
         order = np.lexsort((-a[stage, place], g[stage], i[stage]))
         stage, place = stage[order], place[order]
-        return Entries(
+        entries = Entries(
             i=i[stage],
             j=j[stage],
             g=g[stage],
@@ -183,6 +187,7 @@ class Table:
             u=u[stage],
             step=least[stage, place],
         )
+        return entries, steps
 
     def _seconds(self, found: Callable[[Times], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """a and b of stages (`Problem.a`, `Problem.b`)."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,17 +32,18 @@ from alpa.passes.stages.boundary import Boundary, boundary_of
 from alpa.passes.stages.candidates import PRICES, Candidate, candidate_of, stage_problem
 from alpa.passes.stages.class_costs import ClassCosts, Costs
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver, Submesh
-from alpa.passes.stages.costing import Costing, LayerCosts
+from alpa.passes.stages.costing import Costing, LayerCosts, Question
 from alpa.passes.stages.layer_classes import LayerClasses, layer_classes
 from alpa.passes.stages.mesh_candidates import HOPELESS, MeshCandidates, OneDevice
 from alpa.passes.stages.policy import logical_shapes
 from alpa.passes.stages.remat import Remat
-from alpa.passes.workers import Workers
+from alpa.passes.workers import Workers, _Call
 from alpa.tools import zoo
 
 NUM_LAYERS = 4
 PLAN = Plan(num_micro_batches=4, schedule="1f1b")
 CLUSTER = "cpu:2x2"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,43 @@ def test_costing_what_is_used_finds_what_costing_all_does(
     assert plan is not None
     assert plan.predicted_step_seconds == pytest.approx(whole.objective, rel=1e-9)
     assert len(read_meshes(main_function(planned))) == len(whole.stages)
+
+
+class Beside(Workers):
+    """Says that there is a process, and runs all calls here."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def _begin(self, call: _Call[T]) -> Future[T]:
+        call.take()
+        call.run()
+        return call
+
+
+def test_a_process_is_asked_ahead_and_the_cut_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of other meshes changes neither the cut nor its bound."""
+    layers = alpa.passes.run(
+        skipping_step(), f"simplify-trivial-ops,layer-cluster{{num-layers={NUM_LAYERS}}}"
+    )
+    asked: list[tuple[str, Submesh]] = []
+    begin = Costing._begin
+
+    def begin_asked(self: Costing, workers: Workers, what: Question, *args: Any) -> Any:
+        if not self.knows(what, args[0]):
+            asked.append((what, args[0]))
+        return begin(self, workers, what, *args)
+
+    monkeypatch.setattr(Costing, "_begin", begin_asked)
+    found: list[tuple[str, set[tuple[str, Submesh]]]] = []
+    for workers in (Workers(0), Beside()):
+        monkeypatch.setattr(Costing, "where", lambda *_, workers=workers: workers)
+        asked.clear()
+        cut = "stage-mesh-partition{cluster=cpu:4x4 num-micro-batches=4 schedule=1f1b}"
+        found.append((str(alpa.passes.run(str(layers), cut)), {*asked}))
+    (alone, needed), (ahead, more) = found
+    assert alone == ahead
+    assert needed < more
 
 
 def test_one_stage_costs_what_its_own_program_does(

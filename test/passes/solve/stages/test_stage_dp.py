@@ -32,17 +32,20 @@ def allowed_cuts(problem: Problem) -> Iterator[tuple[Stage, ...]]:
                     )
 
 
-def brute_force(problem: Problem) -> float:
-    best = inf
+def fitting_cuts(problem: Problem) -> Iterator[tuple[Stage, ...]]:
     for stages in allowed_cuts(problem):
         fits = all(
             problem.max_in_flight[s.first, s.last, s.submesh]
             >= problem.in_flight(len(stages) - n, len(stages))
+            and problem.t[s.first, s.last, s.submesh] < inf
             for n, s in enumerate(stages)
         )
         if fits:
-            best = min(best, problem.objective(stages))
-    return best
+            yield stages
+
+
+def brute_force(problem: Problem) -> float:
+    return min(map(problem.objective, fitting_cuts(problem)), default=inf)
 
 
 @st.composite

@@ -6,13 +6,14 @@ from math import inf
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from alpa.passes.solve.stages.placement import Group, submeshes
 from alpa.passes.solve.stages.problem import Problem
-from alpa.passes.solve.stages.stage_dp import solve
+from alpa.passes.solve.stages.stage_dp import least_steps, solve
 from alpa.passes.solve.stages.stage_table import Table
 from alpa.passes.solve.stages.step_bounds import StepBounds
-from test.passes.solve.stages.test_stage_dp import allowed_cuts, problems
+from test.passes.solve.stages.test_stage_dp import allowed_cuts, fitting_cuts, problems
 
 
 @settings(max_examples=100, deadline=None)
@@ -29,6 +30,18 @@ def test_no_cut_takes_less(problem: Problem) -> None:
         if all(possible[stage] for stage in stages):
             step = problem.step_seconds(cut)
             assert max(least[stage] for stage in stages) <= step * (1 + 1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problem=problems(), enough=st.sampled_from([1.0, 1.5, inf]))
+def test_no_cut_with_a_submesh_takes_less(problem: Problem, enough: float) -> None:
+    cuts = {cut: problem.step_seconds(cut) for cut in fitting_cuts(problem)}
+    within = enough * min(cuts.values(), default=1.0)
+    for cut, step in cuts.items():
+        least = least_steps(problem, len(cut), within)
+        for stage in cut:
+            assert least[stage.submesh] <= step * (1 + 1e-9) or step >= within * (1 - 1e-9)
+        assert (least[least < inf] < within).all()
 
 
 def test_slow_stages_are_left_out() -> None:
