@@ -194,7 +194,8 @@ def _rematerialise(
     # An op with a kept result and one that is not kept makes both again.
     made = {value for o in again for value in graph.ops[o].results}
     activations = {v for v, outer in outside.items() if outer not in states and v not in made}
-    ops = segments.in_order(graph, again, cuts, own, set(end.operands), activations)
+    cotangents = [v for v, outer in outside.items() if _is_cotangent(outer)]
+    ops = segments.in_order(graph, again, cuts, own, set(end.operands), activations, cotangents)
     # The smaller forward part has copies, so all ops can move.
     larger = _computation(backward, list(ops), list(end.operands), outside, is_copied=False)
     if again:
@@ -208,6 +209,14 @@ def _rematerialise(
     rewritten = _Rewritten.of(smaller, larger, former, stand_in)
     forward.erase()
     return rewritten
+
+
+def _is_cotangent(value: ir.Value) -> bool:
+    """Whether a backward part makes a value."""
+    maker = value.owner
+    if isinstance(maker, ir.Block) or not isinstance(maker.opview, mpmd.NamedComputationOp):
+        return False
+    return Origin.of(maker.opview).part == "backward"
 
 
 def _is_read_by(value: ir.Value, reader: ir.OpView) -> bool:

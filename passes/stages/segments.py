@@ -17,7 +17,8 @@ more.) Bytes are those of whole tensors, as if sharding divided both terms equal
 bytes are those of its values that backward ops read.
 
 The order is made on demand, so each op runs as late as it can. The barrier makes a segment wait for
-the backward ops after it, for compilers that schedule ops themselves.
+the backward ops after it, for compilers that schedule ops themselves. The first segment that runs
+waits in the same way for the cotangents that the layer gets from those behind it.
 """
 
 from __future__ import annotations
@@ -122,6 +123,7 @@ def in_order(
     own: Sequence[ir.OpView],
     returned: Set[ir.Value],
     activations: Set[ir.Value],
+    cotangents: Sequence[ir.Value],
 ) -> Iterator[ir.OpView | Gate]:
     """The ops of a backward part, each as late as its readers allow, with gates between segments.
 
@@ -131,6 +133,7 @@ def in_order(
         own: the backward part's own ops, in order.
         returned: the values that the backward part returns.
         activations: what is there anyway and differs between micro-batches.
+        cotangents: what the backward part reads of others.
     """
     free = _free(graph, again)
     segment = [-1 if o in free else bisect_left(cuts.after, o) for o in again]
@@ -139,7 +142,7 @@ def in_order(
         if number >= 0:
             read = (graph.values[v] for v in graph.operands[o])
             entering[number].update(dict.fromkeys(v for v in read if v in activations))
-    demand = _Demand.of([graph.ops[o] for o in again], segment, own, entering)
+    demand = _Demand.of([graph.ops[o] for o in again], segment, own, entering, cotangents)
     used = {p for producers in demand.producers for p in producers}
     first, last = len(again), len(demand.ops)
     # What is returned as the forward part makes it comes last: nothing here waits for it.
@@ -160,6 +163,8 @@ class _Demand:
     first_own: int
     entering: Sequence[Collection[ir.Value]]
     """by segment, the activations from which it is computed"""
+    awaited: tuple[ir.Value, ...]
+    """the cotangents of which more is made than sums"""
     done: set[int] = field(default_factory=set[int])
     opened: set[int] = field(default_factory=set[int])
     """segments of which an op has run"""
@@ -171,6 +176,7 @@ class _Demand:
         segment: Sequence[int],
         own: Sequence[ir.OpView],
         entering: Sequence[Collection[ir.Value]],
+        cotangents: Sequence[ir.Value],
     ) -> _Demand:
         ops = [*again, *own]
         segment = [*segment, *(-1 for _ in own)]
@@ -182,12 +188,14 @@ class _Demand:
             producers.append(sorted(mine, key=lambda p: -first[p]))
             needs = [first[p] for p in mine]
             first.append(min([*needs, segment[o] if segment[o] >= 0 else len(ops)]))
+        read = {v for op in own if op.operation.name not in SUMS for v in used_values(op)}
         return cls(
             ops=ops,
             producers=producers,
             segment=segment,
             first_own=len(again),
             entering=entering,
+            awaited=tuple(v for v in cotangents if v in read),
         )
 
     def run(self, last: int) -> Iterator[ir.OpView | Gate]:
@@ -204,14 +212,14 @@ class _Demand:
                 continue
             number = self.segment[o]
             if number >= 0 and number not in self.opened:
-                cotangent = self._cotangent(path) if self.opened else None
-                if cotangent is not None and self.entering[number]:
-                    yield (*self.entering[number], cotangent)
+                awaited = self._cotangent(path) if self.opened else self.awaited
+                if awaited and self.entering[number]:
+                    yield (*self.entering[number], *awaited)
                 self.opened.add(number)
             self.done.add(o)
             yield self.ops[o]
 
-    def _cotangent(self, path: Sequence[int]) -> ir.Value | None:
+    def _cotangent(self, path: Sequence[int]) -> tuple[ir.Value, ...]:
         """What the nearest of the backward ops that wait for a segment reads of others that ran."""
         for o in reversed(path):
             # A sum with a gradient of another segment waits for nothing.
@@ -221,8 +229,8 @@ class _Demand:
             made = {value for p in ran for value in self.ops[p].results}
             for value in self.ops[o].operands:
                 if value in made and not _is_splat(value):
-                    return value
-        return None
+                    return (value,)
+        return ()
 
 
 def _is_splat(value: ir.Value) -> bool:

@@ -80,6 +80,39 @@ def test_one_block_is_alive_at_a_time() -> None:
         assert all(list(result.uses) for result in barrier.results)
 
 
+def test_a_layer_waits_for_the_layers_behind_it() -> None:
+    """Otherwise a compiler may compute the first blocks of all layers of a stage at its start."""
+    module = alpa.passes.run(step_text(), "simplify-trivial-ops,layer-cluster{num-layers=2}")
+    with module.context:
+        rematerialise(main_function(module))
+    parts = {
+        Origin.of(op): op
+        for op in body(main_function(module)).operations
+        if isinstance(op, mpmd.NamedComputationOp)
+    }
+    early, late = (parts[Origin(f"layer_{layer}", 1)] for layer in (0, 1))
+    gate, *ops = body(early).operations
+    assert isinstance(gate, stablehlo.OptimizationBarrierOp)
+    outer = dict(zip(gate.operands, (early.operands[n] for n in numbers(gate)), strict=True))
+    assert any(value.owner == late.operation for value in outer.values())
+    # Without the barrier, what is computed again reads parameters only.
+    first = next(op for op in ops if isinstance(op, stablehlo.TanhOp))
+    read, waiting = set[ir.Value](), [*first.operands]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value.owner, ir.Block):
+            read.add(value)
+        elif value.owner != gate.operation:
+            waiting += value.owner.operands
+    assert read
+    assert {tuple(value.type.shape) for value in read} <= {(16, WIDE), (WIDE, 16)}
+
+
+def numbers(op: ir.OpView) -> list[int]:
+    """Those of the arguments of its block that are its operands."""
+    return [ir.BlockArgument(value).arg_number for value in op.operands]
+
+
 def test_what_crosses_between_blocks_is_kept() -> None:
     module = remade(step_text())
     kept = [tuple(result.type.shape) for result in part(module, "forward").results]
