@@ -2,7 +2,8 @@
 
 Each submesh in each logical shape offers the DP stage candidates, with costs if they are known,
 otherwise with bounds (`mesh_candidates.py`). The DP is solved, the costs behind the bounds that its
-cut uses are found, and so on until a cut uses known costs only.
+cut uses are found, and so on until a cut uses known costs only. Other processes find what the
+search is about to ask for.
 
 What is proven: the DP's cut has the least T of all cuts, by these costs. The first solution, where
 only one device's costs are known, is a bound: no cut has a smaller T, whatever its shardings are,
@@ -23,7 +24,6 @@ from math import inf, prod
 
 from alpa.dialects.plan import Dropped
 from alpa.passes.base import NoRoomError, NotFasterError, PassError
-from alpa.passes.cost.device import size_text
 from alpa.passes.schedules.planned import chunks_of, splits_backward
 from alpa.passes.schedules.split_memory import CountsOfStages, counts_of_stages
 from alpa.passes.solve.errors import SolverFailedError, VerificationError
@@ -42,6 +42,7 @@ from alpa.passes.stages.class_problem import Submesh
 from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.costing import Costing, LayerCosts
 from alpa.passes.stages.mesh_candidates import MeshCandidates, OneDevice
+from alpa.passes.stages.refusals import problems, shortage
 from alpa.passes.workers import Workers
 
 Further = Callable[
@@ -142,20 +143,21 @@ class Search:
         self._offer(meshes)
         while True:
             offers = [(it, mesh) for mesh in meshes for it in mesh.candidates()]
+            candidates = [it for it, _ in offers]
             try:
                 problem, solution = self._solved(offers)
                 stages = solution.stages
             except NoCutInMemoryError as error:
                 if only is None:
-                    needs = self._needs([it for it, _ in offers]) + self._narrower()
-                    function = self.program.function
-                    raise NoRoomError(function, f"{error}. {needs}", missing=0.0) from error
+                    text = f"{error}. {shortage(self.program, candidates)}"
+                    raise NoRoomError(self.program.function, text, missing=0.0) from error
                 # Costs of classes hold a little more than is needed: the sharding program decides.
                 meshes, only = [only], None
                 self._offer(meshes)
                 continue
             except NoCutError as error:
-                raise PassError(self.program.function, f"{error}{_problems(offers)}") from error
+                text = f"{error}{problems(candidates)}"
+                raise PassError(self.program.function, text) from error
             seconds = problem.step_seconds(stages)
             least = seconds if chunks_of(problem.schedule) == 1 else problem.even_seconds
             if least >= self.program.within:
@@ -326,43 +328,6 @@ class Search:
         whole = sum(kind.num_devices * kind.device.memory for kind in self.program.left)
         return one.may_rematerialise and bool(held >= whole / 2)
 
-    def _narrower(self) -> str:
-        """What narrower sums over the micro-batches would save."""
-        if not self.program.widened_bytes:
-            return ""
-        return (
-            f". Adding up gradients in {self.program.plan.accumulate_dtype} takes "
-            f"{size_text(self.program.widened_bytes)} more in all than in their own types, which "
-            "accumulate-dtype=same keeps"
-        )
-
-    def _needs(self, candidates: Sequence[Candidate]) -> str:
-        """Lower bounds of what does not fit: of a layer, else of all layers."""
-        kinds = self.program.left
-        largest = max((kind.device for kind in kinds), key=lambda device: device.memory)
-        possible = [it for it in candidates if not it.problem]
-        layers = range(len(possible[0].seconds))
-        need, layer, size = max(
-            min(((o.fixed_bytes + o.activation_bytes)[k, k], k, o.size) for o in possible)
-            for k in layers
-        )
-        if need >= largest.memory:
-            return (
-                f"At best layer_{layer} alone holds {size_text(need)} on each of {size} "
-                f"device(s), {largest.name} has {size_text(largest.memory)}"
-            )
-        fixed = min(o.size * o.fixed_bytes[0, -1] for o in possible)
-        kept = min(o.size * o.activation_bytes[0, -1] for o in possible)
-        there = " and ".join(
-            f"{kind.num_devices} {kind.device.name} have "
-            f"{size_text(kind.num_devices * kind.device.memory)}"
-            for kind in kinds
-        )
-        return (
-            f"At best all layers hold {size_text(fixed)} and, for each micro-batch in flight, "
-            f"{size_text(kept)}; {there}"
-        )
-
 
 def _unknown(used: Sequence[_Offer]) -> dict[MeshCandidates, bool]:
     """The meshes of a cut whose costs are not known, and whether with rematerialised layers."""
@@ -412,9 +377,3 @@ def _dropped(meshes: Sequence[MeshCandidates]) -> Iterator[Dropped]:
             seen = "x".join(map(str, shape))
             what = f"a submesh of {hosts}x{devices} devices seen as {seen}"
             yield Dropped(what=what, reason=reason)
-
-
-def _problems(offers: Sequence[_Offer]) -> str:
-    """Why there is no plan on some submeshes."""
-    problems = {o.problem: o.submesh for o, _ in offers if o.problem}
-    return "".join(f"; {n}x{m}: {problem}" for problem, (n, m, _) in problems.items())
