@@ -54,8 +54,8 @@ Restriction = Callable[[Problem, Sequence[int]], Problem]
 """Restricts the stage DP; gets for each submesh of the problem the number of its mesh."""
 
 _ROUNDS = 2
-"""Questions for each process and for this one between two stage DPs, at least. With one, a DP
-follows each of many short questions; with three, more of the answers are of no use."""
+"""Questions for each process and for this one between two stage DPs, if there are so many. With
+one, a DP follows each of many short questions; with three, more of the answers are of no use."""
 _FAR = 1.005
 """Meshes with which a step takes so many times the best one, by bounds, are not asked ahead: with
 1.1, Wide-ResNet-13B's search asked for more that was of no use than it saved."""
