@@ -109,8 +109,7 @@ class Costing:
         pose the forward parts on a mesh each: that is what is asked first."""
         if self.folder is not None:  # It may have all answers.
             return
-        count = self.where(workers, len(submeshes)).count
-        for submesh in submeshes[:count]:
+        for submesh in submeshes[: workers.count]:
             self._last[submesh] = workers.submit(_prepared, self._pickled, submesh)
 
     def begin(self, workers: Workers, submesh: Submesh, enough: float) -> Callable[[], Costs]:

@@ -129,7 +129,7 @@ class Search:
         for one in ones:
             if len(self.submeshes) > 1:
                 mine = [submesh for kind, submesh in largest if kind == one.kind]
-                one.costing_of(False).prepare(self.workers, mine)
+                one.costing_of(False).prepare(one.workers, mine)
             self._planned_on_one_device(lambda one=one: one.candidate)
         every = [
             MeshCandidates(one=ones[kind], number=n, submesh=it)

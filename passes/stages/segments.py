@@ -183,12 +183,15 @@ class _Demand:
         maker: dict[ir.Value, int] = {r: o for o, op in enumerate(ops) for r in op.results}
         producers: list[list[int]] = []
         first: list[int] = []  # the first segment that an op needs
+        read: set[ir.Value] = set()  # by own ops that are no sums
         for o, op in enumerate(ops):
-            mine = dict.fromkeys(maker[value] for value in used_values(op) if value in maker)
+            used = used_values(op)
+            if o >= len(again) and op.operation.name not in SUMS:
+                read.update(used)
+            mine = dict.fromkeys(maker[value] for value in used if value in maker)
             producers.append(sorted(mine, key=lambda p: -first[p]))
             needs = [first[p] for p in mine]
             first.append(min([*needs, segment[o] if segment[o] >= 0 else len(ops)]))
-        read = {v for op in own if op.operation.name not in SUMS for v in used_values(op)}
         return cls(
             ops=ops,
             producers=producers,
