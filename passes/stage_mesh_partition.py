@@ -323,8 +323,8 @@ class StageMeshPartition(Pass):
             program.arguments,
             program.results,
             stages,
-            costs.shared.works if self.workers is None else None,  # A planner shards them, too.
-            None if is_summed or known is None else known.solver.classes.class_of,
+            is_timed=self.workers is None,  # A planner shards them, too.
+            class_of=None if is_summed or known is None else known.solver.classes.class_of,
         )
         with ir.InsertionPoint(function), function.location:
             builder.declare_meshes()

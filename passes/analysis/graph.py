@@ -280,15 +280,10 @@ def inner_ops(op: ir.OpView) -> Iterator[ir.OpView]:
 def inner_blocks(block: ir.Block) -> Iterator[ir.Block]:
     """Every block in the regions of a block's ops, parents first."""
     for op in block.operations:
-        yield from blocks_in(op)
-
-
-def blocks_in(op: ir.OpView) -> Iterator[ir.Block]:
-    """Every block in an op's regions, parents first."""
-    for region in op.regions:
-        for inner in region.blocks:
-            yield inner
-            yield from inner_blocks(inner)
+        for region in op.regions:
+            for inner in region.blocks:
+                yield inner
+                yield from inner_blocks(inner)
 
 
 def combiner(op: ir.OpView, region: int = 0) -> str | None:
@@ -303,12 +298,11 @@ def recipe(
     row: Row,
     outer: Callable[[ir.Value], int],
     inner: dict[ir.Value, int],
-    ignored: str | None = None,
 ) -> Hashable:
     """What an op computes: equal for two ops whose operands are equal by `outer`.
 
-    `inner` numbers the values of the regions around it, downwards from -1. `ignored` is an
-    attribute that makes no difference, beside those of the planner.
+    `inner` numbers the values of the regions around it, downwards from -1. Attributes of the
+    planner make no difference.
     """
     op, name, operands, results = row
     if inner:
@@ -316,17 +310,16 @@ def recipe(
     else:
         read = tuple(map(outer, operands))
     types = (results[0].type,) if len(results) == 1 else tuple([v.type for v in results])
-    return (name, read, types, contents(op, outer, inner, ignored))
+    return (name, read, types, contents(op, outer, inner))
 
 
 def contents(
     op: ir.OpView,
     outer: Callable[[ir.Value], int],
     inner: dict[ir.Value, int],
-    ignored: str | None = None,
 ) -> Hashable:
     """The attributes of an op, then what the ops of its regions compute, as in `recipe`."""
-    attributes = _attributes(op, ignored)
+    attributes = _attributes(op)
     if not len(op.regions):
         return (attributes,)
     regions: list[Hashable] = []
@@ -335,26 +328,20 @@ def contents(
             for argument in block.arguments:
                 inner[argument] = -1 - len(inner)
             for nested in rows_of(block):
-                regions.append(recipe(nested, outer, inner, ignored))
+                regions.append(recipe(nested, outer, inner))
                 for result in nested.results:
                     inner[result] = -1 - len(inner)
     return (attributes, *regions)
 
 
-def _attributes(op: ir.OpView, ignored: str | None) -> tuple[Hashable, ...]:
+def _attributes(op: ir.OpView) -> tuple[Hashable, ...]:
     """The attributes that make a difference; MLIR gives them in the order of their names."""
     given = op.attributes
     # Most ops have one attribute, of the planner.
     number = len(given)
     if not number or (number == 1 and FOLLOW in given):
         return ()
-    return tuple(
-        [
-            (name, attr)
-            for name, attr in attributes_of(op)
-            if not name.startswith("alpa.") and name != ignored
-        ]
-    )
+    return tuple([(name, attr) for name, attr in attributes_of(op) if not name.startswith("alpa.")])
 
 
 def block_recipe(block: ir.Block) -> Hashable:

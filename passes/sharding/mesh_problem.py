@@ -35,7 +35,6 @@ from alpa.passes.sharding.copies import charge_storage, local_bytes
 from alpa.passes.sharding.gradient_reductions import is_placed, reduced_later
 from alpa.passes.sharding.liveness import Clock, Held, buffer, passing
 from alpa.passes.sharding.op_poser import OpPoser
-from alpa.passes.sharding.op_seconds import Works
 from alpa.passes.sharding.ops import Cache, OpReader
 from alpa.passes.sharding.padding import is_even
 from alpa.passes.sharding.rules import RuleOf
@@ -53,14 +52,12 @@ from alpa.passes.solve.sharding.problem import (
 class Shared:
     """What the problems of a program share: those of its classes of layers, and of its meshes."""
 
-    works: Works = field(default_factory=Works)
-    """of computations and fragments"""
     _kinds: Cache = field(default_factory=Cache)
     _caches: Cache = field(default_factory=Cache)
 
     def reader(self, device: Device, rule_of: RuleOf) -> OpReader:
         """A reader that has read nothing."""
-        return OpReader(device, rule_of, self.works, self._kinds)
+        return OpReader(device, rule_of, self._kinds)
 
     def graph(self, mesh: LogicalMesh, cluster: Cluster, reader: OpReader) -> ShardGraph:
         """An empty graph; those of equal meshes have one cache."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from alpa.dialects import ir, mpmd, stablehlo
+from alpa.dialects import ir, stablehlo
 from alpa.dialects.attributes import FOLLOW, read_int
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.analysis.block_rows import Row, rows_of
@@ -23,7 +23,7 @@ from alpa.passes.cost.device import Device
 from alpa.passes.sharding import sums
 from alpa.passes.sharding.combining import combined_with
 from alpa.passes.sharding.convolutions import sound_rule
-from alpa.passes.sharding.op_seconds import Works, block_works
+from alpa.passes.sharding.op_seconds import block_works
 from alpa.passes.sharding.rules import RuleOf
 
 _CONSTANTS = frozenset({"stablehlo.constant", "stablehlo.iota", "sdy.constant"})
@@ -129,8 +129,6 @@ class OpReader:
 
     device: Device
     rule_of: RuleOf
-    works: Works = field(default_factory=Works)
-    """of fragments; readers of programs with equal ones share them"""
     kinds: Cache = field(default_factory=Cache)
     """of ops; readers of problems that share what is made for a mesh share them, too"""
     kept: Cache = field(default_factory=Cache)
@@ -152,14 +150,10 @@ class OpReader:
 
     def _works(self, block: ir.Block, rows: Sequence[Row]) -> list[Work]:
         """The work of each op of a block but its terminator."""
-        if block in self.known:
-            return self.known[block][:-1]
-        # A branch may read values from around it, whose types its recipe lacks.
-        if not isinstance(block.owner, mpmd.FragmentOp):
-            return block_works(block, self.device, self.known, rows)
-        works = self.works.of(block, self.device, self.known, rows)
-        self.known[block] = [*works, NOTHING]
-        return works
+        if block not in self.known:
+            works = block_works(block, self.device, self.known, rows)
+            self.known.setdefault(block, [*works, NOTHING])
+        return self.known[block][:-1]
 
     def read(self, block: ir.Block) -> None:
         """Reads all ops of a block and of those in their regions. Raises PassError."""

@@ -22,7 +22,7 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError, Show, quiet
 from alpa.passes.cost.cluster import AnyCluster, Cluster
 from alpa.passes.sharding.baselines import Intra
-from alpa.passes.sharding.op_seconds import Works
+from alpa.passes.sharding.op_seconds import computation_seconds
 from alpa.passes.sharding.user_shardings import UserShardings
 from alpa.passes.stages.boundary import Boundary, boundary_of
 from alpa.passes.stages.remat import Remat
@@ -151,12 +151,12 @@ def even_seconds(function: func.FuncOp, cluster: AnyCluster, num_micro_batches: 
     It is the roofline compute, of each computation on the fastest kind of device, split evenly over
     all devices, with nothing sent and no device waiting.
     """
-    seconds, works = 0.0, Works()
+    seconds = 0.0
     bounding = [kind.for_bounds for kind in cluster.kinds]
     for op in body(function).operations:
         if isinstance(op, mpmd.NamedComputationOp):
             is_update = Origin.of(op).part == "update"
-            fastest = min(works.seconds(op, kind) for kind in bounding)
+            fastest = min(computation_seconds(op, kind) for kind in bounding)
             seconds += fastest * (1 if is_update else num_micro_batches)
     return seconds / cluster.num_devices
 

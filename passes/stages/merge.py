@@ -42,7 +42,7 @@ from alpa.dialects.symbols import rename_meshes
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import AnyCluster, Cluster
 from alpa.passes.cost.collectives import numbered_axes
-from alpa.passes.sharding.op_seconds import Works
+from alpa.passes.sharding.op_seconds import computation_seconds
 from alpa.passes.sharding.user_shardings import UserShardings
 
 Place = tuple[int, int]
@@ -85,9 +85,8 @@ class FragmentBuilder:
     arguments: Sequence[Argument]
     results: Sequence[Result]
     stages: Stages
-    works: Works | None = None
-    """of the computations, which builders of the same ones share; without it, the fragments do not
-    say how long they take"""
+    is_timed: bool = False
+    """whether the fragments say how long they take"""
     class_of: Sequence[int] | None = None
     """the class of each layer, if equal layers have equal computations here, too, apart from those
     that `stages` rematerialises"""
@@ -155,11 +154,11 @@ class FragmentBuilder:
             before[layer] += 1
         return found
 
-    def _seconds_of(self, o: int, cluster: Cluster, works: Works) -> float:
+    def _seconds_of(self, o: int, cluster: Cluster) -> float:
         """The seconds of a computation on one device."""
         key = self._alike[o], cluster.device
         if key not in self._seconds:
-            self._seconds[key] = works.seconds(self.graph.ops[o], cluster)
+            self._seconds[key] = computation_seconds(self.graph.ops[o], cluster)
         return self._seconds[key]
 
     def _mesh_of_layer(self, layer: int) -> int:
@@ -359,10 +358,10 @@ class FragmentBuilder:
         )
         if again:
             op.attributes[REMAT] = ir.DenseI64ArrayAttr.get(again)
-        if self.works is not None:
+        if self.is_timed:
             assigned = self.stages.meshes[mesh]
             its, devices = cluster.of(assigned.hosts), len(assigned.devices)
-            seconds = sum(self._seconds_of(o, its, self.works) for o in members) / devices
+            seconds = sum(self._seconds_of(o, its) for o in members) / devices
             op.attributes[SECONDS] = f64(seconds)
         op.attributes[FLOPS] = i64(sum(read_int(c, FLOPS) or 0 for c in computations))
 
