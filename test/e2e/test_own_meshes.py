@@ -242,6 +242,62 @@ def test_a_loop_over_stacked_layers() -> None:
     assert equal(ours(params, x), jax.jit(step)(params, x))
 
 
+def ring_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Causal attention of one device's part of the sequence; keys and values of all others come by
+    in turn (Liu et al., Ring Attention with Blockwise Transformers, 2023)."""
+    ways, here, rows = jax.lax.axis_size("sequence"), jax.lax.axis_index("sequence"), q.shape[1]
+
+    def trip(carried: Any, number: jax.Array) -> tuple[Any, None]:
+        k, v, largest, total, made = carried
+        there = (here - number) % ways
+        scores = jnp.einsum("blhd,bmhd->bhlm", q, k)
+        places = jnp.arange(rows)
+        seen = (here * rows + places)[:, None] >= there * rows + places
+        scores = jnp.where(seen, scores, -1e9)
+        new = jnp.maximum(largest, scores.max(-1))
+        weights, old = jnp.exp(scores - new[..., None]), jnp.exp(largest - new)
+        made = old[..., None] * made + jnp.einsum("bhlm,bmhd->bhld", weights, v)
+        pairs = [(n, (n + 1) % ways) for n in range(ways)]
+        k, v = jax.lax.ppermute((k, v), "sequence", pairs)
+        return (k, v, new, old * total + weights.sum(-1), made), None
+
+    heads = jnp.zeros_like(jnp.moveaxis(q, 2, 1))
+    start = (k, v, heads[..., 0] - 1e9, heads[..., 0], heads)
+    (*_, total, made), _ = jax.lax.scan(trip, start, jnp.arange(ways))
+    return jnp.moveaxis(made / total[..., None], 1, 2)
+
+
+@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_ring_attention(again: bool) -> None:
+    """A loop in a `shard_map`, through which keys and values of split samples go round."""
+    axes, kinds = ("data", "sequence"), (AxisType.Auto,) * 2
+    mesh = jax.make_mesh((2, 2), axes, axis_types=kinds, devices=jax.devices()[:4])
+    whole = jax.make_mesh((1, 1), axes, axis_types=kinds, devices=jax.devices()[:1])
+
+    def loss_fn(params: Params, x: jax.Array, mesh: Mesh) -> jax.Array:
+        rows = PartitionSpec(*axes)
+        ring = jax.shard_map(ring_attention, mesh=mesh, in_specs=(rows,) * 3, out_specs=rows)
+        ring = jax.checkpoint(ring) if again else ring
+        for number, layer in enumerate(params):
+            if number:
+                alpa.mark_layer_boundary()
+            q, k, v = jnp.moveaxis(jnp.einsum("blw,wchd->blchd", x, layer["qkv"]), 2, 0)
+            x = x + jnp.einsum("blhd,hdw->blw", ring(q, k, v), layer["out"])
+        return jnp.mean(x**2)
+
+    def step(params: Params, x: jax.Array, *, mesh: Mesh) -> tuple[Params, jax.Array]:
+        loss, grads = alpa.value_and_grad(partial(loss_fn, mesh=mesh))(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+    params = [{name: layer[name] for name in ("qkv", "out")} for layer in parameters()]
+    own = partial(step, mesh=mesh)
+    ours = alpa.parallelize(own, cluster=CLUSTER, num_stages=2, num_micro_batches=2)
+    plan = ours.plan(params, batch())
+    assert [it.logical_shape for it in plan.meshes] == [(2, 2)] * 2
+    assert plan.micro_batches == "exact"
+    assert equal(ours(params, batch()), jax.jit(partial(step, mesh=whole))(params, batch()))
+
+
 ERRORS: Mapping[str, tuple[tuple[int, ...], dict[str, Any], str]] = {
     "too large": (
         (2, 2, 2),

@@ -54,6 +54,16 @@ class Context:
     def at(self, value: ir.Value) -> Relation:
         return self.relations[value]
 
+    def one_of(
+        self, op: ir.OpView, sources: Sequence[ir.Value], value: ir.Value, relation: Relation
+    ) -> Relation:
+        """As `Shards.one_of`; the relation as it is outside of manual computations."""
+        return relation if self.shards is None else self.shards.one_of(op, sources, value, relation)
+
+    def differs(self, value: ir.Value) -> bool:
+        """Whether a value in a manual computation differs along the axes of the samples."""
+        return self.shards is not None and value in self.shards.differing
+
     def power_of_sums(self, value: ir.Value) -> int:
         """The power that a sum over samples has where W does not tell, by its type."""
         known = self.whole_is_known or not is_float(value.type)

@@ -12,7 +12,8 @@ too, if a value depends on no device's samples in particular:
 * A value that differs between the devices of these axes (a shard of a parameter, a device's number)
   is not combined with samples. A collective may make it equal on all of them.
 
-Loops and branches in a body are not followed if they read samples that are split.
+A loop or a branch takes one of several values, the same one on all devices: what it carries differs
+between the devices if one of these values does. Trips and branches that differ are refused.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def _sent(
     name, samples, differs = op.operation.name, {*shards.samples}, value in shards.differing
     crosses, covers = bool(over & samples), samples <= over
     is_linear = name not in _ADDING or combiner(op) == "stablehlo.add"
+    splat = it.splat if it.is_zero and is_linear else None
     if it.kind == "position":
         return mixed(op, POSITIONS)
     if it.kind == "rows":
@@ -84,7 +86,7 @@ def _sent(
             return mixed(op, _TOGETHER)
         if not (is_linear or it.is_plain):
             return mixed(op, UNEVEN)
-        return replace(it, root=None, splat=None, free=it.free - dims)
+        return replace(it, root=None, splat=splat, free=it.free - dims)
     if it.kind == "sum" and differs:
         adds = is_linear and name in _ADDING
         if not is_linear or (crosses and not adds):
@@ -98,7 +100,7 @@ def _sent(
         shards.differing.add(result)
     if not is_linear:
         return without_samples([it])
-    return replace(it, root=None, splat=None, dim=-1, free=it.free - dims)
+    return replace(it, root=None, splat=splat, dim=-1, free=it.free - dims)
 
 
 def manual_computation(

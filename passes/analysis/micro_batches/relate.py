@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from alpa.dialects import body, file_position, ir, sdy
+from alpa.dialects import body, file_position, ir, sdy, terminator
 from alpa.dialects.attributes import BATCH_DIM, GRADIENT, LAYER_BOUNDARY, RANDOM, WHOLE, call_target
 from alpa.dialects.records import entries
 from alpa.passes.analysis.graph import Graph, combiner, shape, used_values
@@ -265,21 +265,29 @@ def _while(
 ) -> Relation | list[Relation]:
     """What a loop carries, until it stays; its trips have to be the same for all."""
     condition, block = body(op, 0), body(op, 1)
-    carried = [replace(it, root=None) for it in operands]
+    arguments, ends = list(block.arguments), list(terminator(block).operands)
+    carried = _each_one_of(context, op, [op.operands], arguments, operands)
+    carried = [replace(it, root=None) for it in carried]
     read = _captured(context, op)
     for _ in range(_LONGEST):
-        context.relations.update(zip(block.arguments, carried, strict=True))
+        context.relations.update(zip(arguments, carried, strict=True))
+        differ = list(map(context.differs, arguments))
         returned = _walk(context, block)
         joined = [_join(op, a, b) for a, b in zip(carried, returned, strict=True)]
-        if joined == carried:
+        joined = _each_one_of(context, op, [arguments, ends], arguments, joined)
+        if joined == carried and differ == list(map(context.differs, arguments)):
             break
         carried = joined
     else:
         carried = [mixed(op, "carries what changes from trip to trip")] * len(carried)
+    carried = _each_one_of(context, op, [arguments], list(condition.arguments), carried)
     context.relations.update(zip(condition.arguments, carried, strict=True))
     (going_on,) = _walk(context, condition)
+    if context.differs(terminator(condition).operands[0]):
+        return mixed(op, "runs as often as each shard says")
     if going_on.is_fixed:
-        return _whole_op(context, op, carried, [*operands, *read])
+        found = _whole_op(context, op, carried, [*operands, *read])
+        return _each_one_of(context, op, [arguments], op.results, found)
     if all(it.of_step for it in (*carried, *read)):
         return STEP
     text = "runs as often as the samples say, or as there are"
@@ -288,11 +296,16 @@ def _while(
 
 def _branches(context: Context, op: ir.OpView, predicate: Relation) -> Relation | list[Relation]:
     read = [predicate, *_captured(context, op)]
-    found, *others = [_walk(context, region.blocks[0]) for region in op.regions]
+    blocks = [region.blocks[0] for region in op.regions]
+    found, *others = [_walk(context, block) for block in blocks]
     for returned in others:
         found = [_join(op, a, b) for a, b in zip(found, returned, strict=True)]
+    ends = [terminator(block).operands for block in blocks]
+    found = _each_one_of(context, op, ends, op.results, found)
     if predicate.is_mixed:
         return predicate
+    if context.differs(op.operands[0]):
+        return mixed(op, "takes the branch that each shard chooses")
     of_step = all(it.of_step for it in read)
     if not predicate.is_fixed:
         text = "takes the branch that all samples choose together"
@@ -302,6 +315,18 @@ def _branches(context: Context, op: ir.OpView, predicate: Relation) -> Relation 
         # A count beside gradients (optax.MultiSteps): all of it runs once per step.
         return [it if it.is_mixed else STEP for it in found]
     return _whole_op(context, op, found, read)
+
+
+def _each_one_of(
+    context: Context,
+    op: ir.OpView,
+    sources: Sequence[Sequence[ir.Value]],
+    values: Sequence[ir.Value],
+    relations: Sequence[Relation],
+) -> list[Relation]:
+    """`Context.one_of` of values, each from the sources at its place."""
+    places = zip(zip(*sources, strict=True), values, relations, strict=True)
+    return [context.one_of(op, *place) for place in places]
 
 
 def _is_inside(value: ir.Value, op: ir.OpView) -> bool:

@@ -65,18 +65,34 @@ class Shards:
         rows = any(it.of_samples for it, _ in kinds)
         partial = any(it.kind == "sum" and differs for it, differs in kinds)
         fixed = any(it.kind == "same" and differs for it, differs in kinds)
-        if name in CONTROL_FLOW and (rows or partial or fixed):
-            return [mixed(op, "is a loop or a branch over samples of one shard")] * len(found)
-        if fixed and (rows or partial):
+        looks_inside = name in CONTROL_FLOW  # and has checked each op there
+        if fixed and (rows or partial) and not looks_inside:
             return [mixed(op, _APART)] * len(found)
         checked: list[Relation] = []
         for value, it in zip(op.results, found, strict=True):
-            if (it.kind in ("step", "size") and (partial or fixed)) or (it.of_samples and fixed):
+            is_apart = it.of_samples and fixed and not looks_inside
+            if (it.kind in ("step", "size") and (partial or fixed)) or is_apart:
                 it = mixed(op, PARTIAL if partial else _APART)
-            if (it.kind == "sum" and (rows or partial)) or (it.kind == "same" and fixed):
+            differs = (it.kind == "sum" and (rows or partial)) or (it.kind == "same" and fixed)
+            if differs and not looks_inside:
                 self.differing.add(value)
             checked.append(it)
         return checked
+
+    def one_of(
+        self, op: ir.OpView, sources: Sequence[ir.Value], value: ir.Value, relation: Relation
+    ) -> Relation:
+        """The relation of a value that a loop or a branch takes from one of several.
+
+        Which one it takes is the same on all devices, so the value differs along the axes of the
+        samples if one of them does. Rows may not.
+        """
+        if self.differing.isdisjoint(sources) or relation.is_mixed:
+            return relation
+        if relation.kind not in ("same", "sum"):
+            return mixed(op, _APART)
+        self.differing.add(value)
+        return relation
 
     def _is_number(self, op: ir.OpView) -> bool:
         """Whether an op's result follows from the device's number; notes what it is."""
