@@ -2,14 +2,19 @@
 
 XLA's text leaves out the values of large constants, `constant({...})`, and XLA's parser would read
 zeros. Such a constant becomes an elided constant of MLIR.
+
+XLA's conversion replaces the tuples among parameters and results by their elements, and leaves the
+numbers of donated ones as they were; they are counted anew.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
-from alpa.dialects.bindings import ir, make_context, stablehlo, walk
+from alpa.dialects.bindings import attributes_of, ir, make_context, stablehlo, walk
+from alpa.dialects.hlo_text import UNARY
 from alpa.dialects.reading import parse
 
 _TEXT = re.compile(rb"\s*(?://[^\n]*\s+)*HloModule\b")
@@ -17,10 +22,9 @@ _ELIDED = "alpa.elided"
 _ELIDED_TEXT = re.compile(r"\bconstant\(\{\.\.\.\}\)")
 _PLACE = re.compile(r"was parsing (\d+):(\d+): error: ([^\n]+)")
 _SMALLEST = re.compile(r"\btopk\([^\n]*\blargest=false")
-# The bindings lack the dialect of this op, and lose its k, which is the size of the results.
-_TOP_K = re.compile(
-    r'"mhlo\.topk"(\([^()\n]*\)) <[^<>\n]*>( : \([^()\n]*\) -> \(tensor<(?:\d+x)*(\d+)x[a-z])'
-)
+_ALIASES = "mhlo.input_output_alias"
+_UNREADABLE = ("kFusion", "kAsyncStart", "kCopyStart")
+"""Ops whose form in MHLO the bindings, which lack that dialect, cannot read."""
 _FIRST_FIELD = b"\x0a"
 """How a field of bytes with the number 1 begins. HloSnapshot holds an HloProto, which holds an
 HloModuleProto, each as its first field."""
@@ -39,7 +43,8 @@ def read_hlo(data: bytes, context: ir.Context | None = None) -> ir.Module:
     """The StableHLO of an HLO file: text, or an HloModuleProto, HloProto or HloSnapshot.
 
     Raises:
-        HloError: it is none of these, or an op cannot be written in StableHLO.
+        HloError: it is none of these, or an op cannot be written in StableHLO, as those that XLA
+            makes when it optimises a module.
     """
     # They take 0.3 s to import, and few programs come from HLO.
     from jaxlib import _hlo, _jax  # noqa: PLC0415  # pyright: ignore[reportAttributeAccessIssue]
@@ -47,21 +52,116 @@ def read_hlo(data: bytes, context: ir.Context | None = None) -> ir.Module:
     module = _from_text(_hlo, data) if _TEXT.match(data) else _from_proto(_hlo, data)
     if _SMALLEST.search(module.to_string()):
         raise HloError("topk of the smallest values (largest=false) is not in StableHLO")
+    proto = module.as_serialized_hlo_module_proto()
     try:
-        converted = _jax.mlir.hlo_to_stablehlo(module.as_serialized_hlo_module_proto())
+        converted = _jax.mlir.hlo_to_stablehlo(proto)
     except RuntimeError as error:
         raise HloError(f"XLA cannot convert this module: {error}") from error
-    # What XLA leaves in MHLO, which the bindings do not have, is replaced in text.
+    # XLA leaves some ops in MHLO, a dialect that the bindings do not have.
     permissive = make_context()
     permissive.allow_unregistered_dialects = True
-    text = ir.Module.parse(converted, permissive).operation.get_asm(enable_debug_info=True)
-    text = _TOP_K.sub(r'"chlo.top_k"\1 <{k = \3 : i64}>\2', str(text))
     try:
-        result = parse(text, context)
+        read = ir.Module.parse(converted, permissive)
     except ir.MLIRError as error:
-        raise HloError(error.error_diagnostics[0].message) from error
+        raise _without_counterpart(module, _UNREADABLE, data) from error
+    left = _without_mhlo(read)
+    if left:
+        raise _without_counterpart(module, left, data)
+    _count_flat(read, _hlo.XlaComputation(proto).program_shape())
+    result = parse(str(read.operation.get_asm(enable_debug_info=True)), context)
     _elide(result)
     return result
+
+
+def _without_mhlo(module: ir.Module) -> list[str]:
+    """Replaces ops of MHLO by ones of StableHLO and CHLO; the opcodes of those that have none."""
+    left: list[str] = []
+    for op in list(walk(module.body)):
+        name = op.operation.name
+        attributes = {key: it for key, it in attributes_of(op) if key.startswith("mhlo.")}
+        if not name.startswith("mhlo."):
+            continue
+        if name == "mhlo.topk":  # Its k is the size of the results.
+            k = ir.RankedTensorType(op.results[0].type).shape[-1]
+            i64 = ir.IntegerType.get_signless(64, module.context)
+            name = "chlo.top_k"
+            attributes["k"] = ir.IntegerAttr.get(i64, k)
+        elif name == "mhlo.copy":
+            name = "stablehlo.reshape"
+        elif name.removeprefix("mhlo.") in UNARY:
+            name = name.replace("mhlo", "chlo")
+        else:
+            words = name.rpartition(".")[2].split("_")
+            left.append("k" + "".join(map(str.capitalize, words)))
+            continue
+        with ir.InsertionPoint(op), op.location:
+            types = [value.type for value in op.results]
+            made = ir.Operation.create(name, types, list(op.operands), attributes)
+        for value, other in zip(op.results, made.results, strict=True):
+            value.replace_all_uses_with(other)
+        op.operation.erase()
+    return left
+
+
+def _without_counterpart(module: Any, opcodes: Sequence[str], data: bytes) -> HloError:
+    """The error for the first op with one of these opcodes, at its place if the file is text."""
+    every = [it for computation in module.computations() for it in computation.instructions()]
+    found = [(it.opcode.name, it.name) for it in every if it.opcode.name in opcodes]
+    if not found:
+        return HloError("XLA writes an op of this module in a form that cannot be read")
+    opcode, name = found[0]
+    shown = re.sub("(?!^)([A-Z])", r"-\1", opcode[1:]).lower()
+    message = (
+        f"{shown} has no counterpart in StableHLO; if XLA has optimised this module, give it as it "
+        "was before: XLA dumps it as *.before_optimizations.txt"
+    )
+    if not _TEXT.match(data):
+        return HloError(message)
+    place = re.search(rf"^[ \t]*(?:ROOT )?%?{re.escape(name)} = ".encode(), data, re.MULTILINE)
+    if place is None:
+        return HloError(message)
+    before = data[: place.end()]
+    before = before[: len(before) - len(before.rpartition(b"\n")[2].lstrip())]
+    return HloError(message, before.count(b"\n") + 1, len(before.rpartition(b"\n")[2]) + 1)
+
+
+def _count_flat(module: ir.Module, shape: Any) -> None:
+    """Numbers the parameters and results in `mhlo.input_output_alias` without tuples."""
+    attributes = module.operation.attributes
+    if _ALIASES not in attributes:
+        return
+    parameters = [
+        (n, *path) for n, it in enumerate(shape.parameter_shapes()) for path in _leaves(it)
+    ]
+    results = list(_leaves(shape.result_shape()))
+    flat = list[ir.Attribute]()
+    for alias in ir.ArrayAttr(attributes[_ALIASES]):
+        entry = ir.DictAttr(alias)
+        source = ir.DictAttr(entry["alias"])
+        number = ir.IntegerAttr(source["parameter_number"]).value
+        a = parameters.index((number, *_path(source["parameter_index"])))
+        r = results.index(_path(entry["output_index"]))
+        index = f"array<i64: {r}>" if len(results) > 1 else "array<i64>"
+        text = (
+            f"{{alias = {{kind = {source['kind']}, parameter_index = array<i64>, "
+            f"parameter_number = {a} : i64}}, output_index = {index}}}"
+        )
+        flat.append(ir.Attribute.parse(text, module.context))
+    attributes[_ALIASES] = ir.ArrayAttr.get(flat, module.context)
+
+
+def _leaves(shape: Any) -> Iterator[tuple[int, ...]]:
+    """The path of each element of a shape of HLO, which may be a tuple of others."""
+    if not shape.is_tuple():
+        yield ()
+        return
+    for number, part in enumerate(shape.tuple_shapes()):
+        for path in _leaves(part):
+            yield (number, *path)
+
+
+def _path(attribute: ir.Attribute) -> tuple[int, ...]:
+    return tuple(cast("Sequence[int]", ir.DenseI64ArrayAttr(attribute)))
 
 
 def _from_text(hlo: Any, data: bytes) -> Any:

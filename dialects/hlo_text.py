@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import re
 
-_UNARY = rb"(?P<name>acos|acosh|asin|asinh|atanh|cosh|erf|sinh|tan)"
+UNARY = ("acos", "acosh", "asin", "asinh", "atanh", "cosh", "erf", "sinh", "tan")
+"""Ops that CHLO has by the same name."""
+
+_UNARY = b"(?P<name>%s)" % "|".join(UNARY).encode()
 # Attributes of an op, such as shardings, begin with `mhlo.`, too, but are no first word.
 _FIRST = rb"(?P<begin>(?:=|^)[ \t]*)mhlo\."
 _OPERAND_AND_TYPE = (

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from alpa.dialects import body, main_function
+from alpa.dialects import body, ir, main_function
 from alpa.dialects.hlo_files import HloError, read_hlo
 
 
@@ -62,3 +62,90 @@ def test_the_smallest_values_are_refused() -> None:
     with pytest.raises(HloError, match="largest=false"):
         read_hlo(text)
     assert "chlo.top_k" in str(read_hlo(text.replace(b"false", b"true")))
+
+
+LINES = """HloModule m{aliases}
+called {{
+  p = f32[4] parameter(0)
+  ROOT t = f32[4] tanh(p)
+}}
+ENTRY main {{
+  x = f32[4] parameter(0)
+  u = u32[4] parameter(1)
+  {ops}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "ops"),
+    [
+        ("fusion", "ROOT y = f32[4] fusion(x), kind=kLoop, calls=called"),
+        ("bitcast", "ROOT y = f32[2,2] bitcast(x)"),
+        ("copy-start", "s = (f32[4], f32[4], u32[]) copy-start(x)\n ROOT y = f32[4] copy-done(s)"),
+        ("rng-get-and-update-state", "ROOT y = u64[2] rng-get-and-update-state(), delta=1"),
+        ("stochastic-convert", "ROOT y = s32[4] stochastic-convert(x, u)"),
+    ],
+)
+def test_ops_without_a_counterpart_are_named(name: str, ops: str) -> None:
+    """What XLA's bytecode of MHLO holds cannot be read, or is of no registered dialect."""
+    text = LINES.format(aliases="", ops=ops).encode()
+    with pytest.raises(HloError, match=f"^{name} has no counterpart in StableHLO") as raised:
+        read_hlo(text)
+    assert (raised.value.line, raised.value.column) == (9, 3)
+
+
+def test_copies_are_reshapes() -> None:
+    text = LINES.format(aliases="", ops="c = f32[4] copy(x)\n ROOT y = f32[4] cosh(c)")
+    found = [op.operation.name for op in body(main_function(read_hlo(text.encode()))).operations]
+    assert found == ["stablehlo.reshape", "chlo.cosh", "func.return"]
+
+
+@pytest.mark.parametrize(
+    ("aliases", "parameters", "results", "argument", "result"),
+    [
+        # The elements of tuples are counted.
+        ("{1}: (1, {})", "(f32[4], f32[4]), f32[4]", "(f32[4], f32[4]), f32[4]", 2, [2]),
+        ("{0}: (0, {1})", "(f32[4], f32[4])", "f32[4]", 1, []),
+        ("{1, 0}: (0, {1, 0})", "(f32[4], (f32[4]))", "f32[4], (f32[4])", 1, [1]),
+    ],
+)
+def test_donated_elements_of_tuples(
+    aliases: str, parameters: str, results: str, argument: int, result: list[int]
+) -> None:
+    lines = [f"HloModule m, input_output_alias={{ {aliases} }}", "ENTRY main {"]
+    numbers = iter(range(99))
+
+    def parts(types: str) -> list[str]:
+        """The types that commas outside of brackets separate."""
+        found, depth = [""], 0
+        for letter in types:
+            depth += (letter in "([") - (letter in ")]")
+            if letter == "," and not depth:
+                found.append("")
+            else:
+                found[-1] += letter
+        return [it.strip() for it in found]
+
+    def made(type_: str, leaf: str) -> str:
+        """A value of a type, each leaf of which is this one."""
+        if not type_.startswith("("):
+            return leaf
+        inner = ", ".join(made(it, leaf) for it in parts(type_[1:-1]))
+        name = f"v{next(numbers)}"
+        lines.append(f"{name} = {type_} tuple({inner})")
+        return name
+
+    for number, type_ in enumerate(parts(parameters)):
+        lines.append(f"p{number} = {type_} parameter({number})")
+    lines.append("c = f32[4] constant({1, 2, 3, 4})")
+    root = made(f"({results})", "c")
+    lines[-1] = f"ROOT {lines[-1]}"
+    assert lines[-1].startswith(f"ROOT {root}")
+    module = read_hlo("\n".join([*lines, "}"]).encode())
+    (alias,) = ir.ArrayAttr(module.operation.attributes["mhlo.input_output_alias"])
+    entry = ir.DictAttr(alias)
+    source = ir.DictAttr(entry["alias"])
+    assert ir.IntegerAttr(source["parameter_number"]).value == argument
+    assert list(ir.DenseI64ArrayAttr(source["parameter_index"])) == []
+    assert list(ir.DenseI64ArrayAttr(entry["output_index"])) == result
