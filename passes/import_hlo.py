@@ -6,6 +6,8 @@
   roles follow. Where arguments say themselves what is donated, they are believed.
 * GSPMD's `shard_map`, `@SPMDFullToShardShape`, becomes `sdy.manual_computation` over a mesh with as
   few axes as its shardings allow, `axis0` and so on.
+* Ops of Shardy that JAX does not write (`sdy.reshard`, `sdy.all_gather` and others that move
+  shards) become `sdy.sharding_constraint`, and `sdy.named_computation` its body.
 * A remark says which constants are elided: they have a type, and no values.
 
 **Before**::
@@ -33,14 +35,16 @@
 **Requires**: StableHLO with one public function.
 
 **Ensures**: no value is a tuple, and the module has no `mhlo.input_output_alias`. No
-`shard_map` for several devices is in GSPMD's form.
+`shard_map` for several devices is in GSPMD's form. Of the ops of Shardy that say where a value is,
+only constraints are left.
 
 **Options**: none.
 
 **Fails when** the module does not hold one public function with a body of one block, a shape is
 dynamic, a custom call takes a tuple as one operand, another op takes or gives one, an alias
-names an argument or a result that is not there, or GSPMD's `shard_map` is over some axes of its
-mesh only, has shardings without a mesh in common, or reads whole arrays inside.
+names an argument or a result that is not there, or one that another alias names, an op of Shardy
+makes or adds up partial sums, or GSPMD's `shard_map` is over some axes of its mesh only, has
+shardings without a mesh in common, or reads whole arrays inside.
 """
 
 from __future__ import annotations
@@ -57,9 +61,10 @@ from alpa.passes.base import Pass, Remark
 from alpa.passes.cost.device import size_text
 from alpa.passes.imports.aliases import take_aliases, write_aliases
 from alpa.passes.imports.shard_map import import_shard_maps
+from alpa.passes.imports.shardy import SHARDY, import_shardy
 from alpa.passes.imports.tuples import flatten_tuples
 
-_LOOKED_AT = {*CONSTANTS, "stablehlo.custom_call"}
+_LOOKED_AT = {*CONSTANTS, *SHARDY, "stablehlo.custom_call"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +84,7 @@ class ImportHlo(Pass):
                 flatten_tuples(functions)
                 looked_at = ops_where(module, lambda op: op.name in _LOOKED_AT)
             import_shard_maps(module, looked_at)
+            import_shardy(looked_at)
             write_aliases(main, aliases)
             if aliases:
                 check_input(module, is_checked=True)

@@ -65,6 +65,7 @@ from alpa.passes.analysis.graph import replace_op
 from alpa.passes.analysis.input_checks import check_unplanned
 from alpa.passes.base import Pass, PassError, Remark
 from alpa.passes.sharding.manual import fixed_shardings
+from alpa.passes.sharding.rules import SHARDING_RULE
 from alpa.passes.simplify.lone_device import COLLECTIVES, DEVICE_NUMBERS, run_on_one_device
 
 # Each says where the shards of its operand are, which is its result.
@@ -79,7 +80,7 @@ _PLACEMENTS = (
     sdy.ShardingConstraintOp,
 )
 _OF_SEVERAL = (*COLLECTIVES, *DEVICE_NUMBERS, stablehlo.SendOp, stablehlo.RecvOp)
-_UPSTREAM = "builtin.module(func.func(sdy-drop-sharding-rules),sdy-drop-sharding-and-mesh)"
+_UPSTREAM = "builtin.module(sdy-drop-sharding-and-mesh)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +98,13 @@ class StripSdy(Pass):
             if isinstance(op, sdy.ManualComputationOp):
                 _unroll(op, meshes)
         for op in list(walk(module.body)):
+            if SHARDING_RULE in op.attributes:
+                del op.attributes[SHARDING_RULE]
             if isinstance(op, _PLACEMENTS):
                 replace_op(op, [op.operands[0]])
+            elif isinstance(op, sdy.ConstantOp):
+                with ir.InsertionPoint(op), op.location:
+                    replace_op(op, [stablehlo.constant(op.attributes["value"])])
             elif isinstance(op, sdy.ShardingGroupOp):
                 op.operation.erase()
             elif op.operation.name.startswith("sdy.") and not isinstance(op, sdy.MeshOp):

@@ -20,7 +20,7 @@ def take_aliases(module: ir.Module, main: func.FuncOp) -> dict[int, int]:
     out, and so are all if the arguments say themselves what is donated.
 
     Raises:
-        PassError: an alias names no argument or result.
+        PassError: an alias names no argument or result, or one that another alias names.
     """
     attribute = module.operation.attributes.get(ALIASES)
     if attribute is None:
@@ -46,6 +46,12 @@ def take_aliases(module: ir.Module, main: func.FuncOp) -> dict[int, int]:
         output = output if len(results) > 1 else [0, *output]
         a = _place(main, inputs, source, "argument")
         r = _place(main, results, output, "result")
+        if a in found or r in found.values():
+            raise PassError(
+                main,
+                f"{ALIASES} names argument {a} or result {r} twice: a result can take one place, "
+                "and a place has one result",
+            )
         if flat_inputs[a] == flat_results[r]:
             found[a] = r
     return found

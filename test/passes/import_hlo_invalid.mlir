@@ -143,3 +143,23 @@ func.func public @a_circle(%x: tensor<8xf32>) -> tensor<8xf32> {
   %7 = stablehlo.custom_call @SPMDShardToFullShape(%6) {mhlo.sharding = "{devices=[4]<=[4]}"} : (tensor<2xf32>) -> tensor<8xf32>
   return %7 : tensor<8xf32>
 }
+
+// -----
+
+module attributes {mhlo.input_output_alias = [{alias = {kind = "may_alias", parameter_index = array<i64>, parameter_number = 0 : i64}, output_index = array<i64: 0>}, {alias = {kind = "may_alias", parameter_index = array<i64>, parameter_number = 1 : i64}, output_index = array<i64: 0>}]} {
+  // expected-error @+1 {{mhlo.input_output_alias names argument 1 or result 0 twice: a result can take one place, and a place has one result}}
+  func.func public @one_result_in_two_places(%w: tensor<4xf32>, %x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
+    return %x, %w : tensor<4xf32>, tensor<4xf32>
+  }
+}
+
+// -----
+
+module {
+  sdy.mesh @mesh = <["a"=2]>
+  func.func public @partial_sums(%x: tensor<4xf32>) -> tensor<4xf32> {
+    // expected-error @+1 {{sdy.all_reduce is about the partial sums of a program that has been partitioned; plan the program from before}}
+    %0 = sdy.all_reduce {"a"} %x out_sharding=<@mesh, [{}]> : tensor<4xf32>
+    return %0 : tensor<4xf32>
+  }
+}

@@ -69,3 +69,16 @@ module {
     return %0#0, %0#1 : tensor<4xf32>, tensor<ui32>
   }
 }
+
+// -----
+
+// Rules that a program brings along go, too.
+// CHECK-LABEL: func.func public @rules_and_constants(
+// CHECK-NEXT: %[[C:.*]] = stablehlo.constant dense<1.000000e+00> : tensor<4xf32>
+// CHECK-NEXT: %[[Y:.*]] = stablehlo.custom_call @foo(%[[C]]) : (tensor<4xf32>) -> tensor<4xf32>
+// CHECK-NEXT: return %[[Y]]
+func.func public @rules_and_constants() -> tensor<4xf32> {
+  %0 = sdy.constant dense<1.0> : tensor<4xf32>
+  %1 = stablehlo.custom_call @foo(%0) {sdy.sharding_rule = #sdy.op_sharding_rule<([i])->([i]) {i=4}, custom>} : (tensor<4xf32>) -> tensor<4xf32>
+  return %1 : tensor<4xf32>
+}
