@@ -13,11 +13,19 @@ from math import inf
 from typing import Any, ClassVar, NamedTuple
 
 from alpa.dialects import ir
-from alpa.passes.base import NoRoomError, NotFasterError, Pass, PassError, Remark, RunPass
+from alpa.passes.base import (
+    MeshOverHostsError,
+    NoRoomError,
+    NotFasterError,
+    Pass,
+    PassError,
+    Remark,
+    RunPass,
+)
 from alpa.passes.candidate import Candidate, copied
 from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
-from alpa.passes.schedules.planned import OTHERS, label, lists_of, splits_backward
+from alpa.passes.schedules.planned import OTHERS, chunks_of, label, lists_of, splits_backward
 from alpa.passes.schedules.work import WorkLists
 from alpa.passes.sharding.solved import Solved
 from alpa.passes.split_backward import SplitBackward
@@ -186,18 +194,38 @@ class PlanSearch:
     def _planned(self, schedule: str) -> Candidate:
         """The plan with the shortest predicted step under a schedule. Raises PassError."""
         best = self._best(self.cut, schedule)
+        for restricted in (self._rematerialised, self._in_one_stage):
+            step = restricted(best)
+            if step is None:
+                continue
+            try:
+                other = self._best(step, schedule, best.step_seconds)
+            except (MeshOverHostsError, NoRoomError, NotFasterError):
+                continue
+            best = min(best, other, key=lambda it: it.step_seconds)
+        return best
+
+    def _rematerialised(self, best: Candidate) -> StageMeshPartition | None:
+        """The cut of layers that are all rematerialised, where the best plan is slow and has some
+        of them."""
         if self.cut.remat != "auto" or not best.is_partly_rematerialised:
-            return best
+            return None
         plan = best.plan
         is_slow = best.step_seconds >= _SLOW * plan.estimated_step_bound
         if not is_slow or best.step_seconds > (1 - _WORTH) * plan.estimated_step_seconds:
-            return best
-        try:
-            step = replace(self.cut, remat="layer")
-            other = self._best(step, schedule, best.step_seconds)
-        except (NoRoomError, NotFasterError):
-            return best
-        return min(best, other, key=lambda it: it.step_seconds)
+            return None
+        return replace(self.cut, remat="layer")
+
+    def _in_one_stage(self, best: Candidate) -> StageMeshPartition | None:
+        """The cut into one stage, where the best plan takes longer than its stages were estimated
+        at: what crosses between stages is estimated before it is sharded."""
+        cut = self.cut
+        is_free = cut.num_stages == cut.mesh_shape == cut.meshes == "auto"
+        restricted = cut.fixed_stages or cut.equal_layers or cut.objective != "step"
+        if restricted or not is_free or chunks_of(best.plan.schedule) > 1 or len(best.meshes) == 1:
+            return None
+        is_slow = best.step_seconds > (1 + _WORTH) * best.plan.estimated_step_seconds
+        return replace(cut, num_stages=1) if is_slow else None
 
     def _best(self, step: StageMeshPartition, schedule: str, best: float = inf) -> Candidate:
         """The better plan of two: of stages cut for the memory that there is, and for more. Raises

@@ -12,7 +12,6 @@ from alpa.dialects.attributes import Argument, Result, state_pairs
 from alpa.dialects.mpmd_types import Origin
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.cost.cluster import Cluster, Link
-from alpa.passes.cost.device import Transfer
 from alpa.passes.stages.intervals import intervals, pairs_inside
 
 
@@ -39,39 +38,35 @@ class Boundary:
         The first row is from the stage before into a stage that begins with layer i, the second
         from the stage behind into a stage that ends before layer i. The last dimension
         distinguishes a sender on the same host and one on another host; with a link to hosts of
-        other kinds, [2, K, 3], also one of these. A tensor is a message of
-        its own. Its parts enter all devices of the mesh at the same time or, from other hosts, all
-        its hosts. Gathering replicas is not counted.
+        other kinds, [2, K, 3], also one of these. A tensor is a message of its own. Its parts enter
+        all devices of the mesh at the same time, each as fast as the link inside its host; from
+        other hosts, also no faster than the links of all hosts of the mesh. Gathering replicas is
+        not counted.
         """
-        inside, between = cluster.intra_host.between_meshes, cluster.inter_host.between_meshes
-        near = _seconds(self.bytes, self.values, inside, hosts * devices)
-        far = _seconds(self.bytes, self.values, between, hosts)
-        ways = [near, near if cluster.hosts == 1 else far]
-        if other is not None:
-            ways.append(_seconds(self.bytes, self.values, other.between_meshes, hosts))
+        ways = [
+            _seconds(self.bytes, self.values, cluster, link, hosts, devices)
+            for link in _links(cluster, other)
+        ]
         return np.stack(ways, axis=2)
 
     def overlaps(self, cluster: Cluster, other: Link | None = None) -> list[float]:
         """The `transfer_overlap` of the links into a stage, by the last dimension of `seconds`."""
-        inside, between = cluster.intra_host, cluster.inter_host
-        links = [inside, inside if cluster.hosts == 1 else between]
-        return [it.transfer_overlap for it in (links if other is None else [*links, other])]
+        return [link.transfer_overlap for link in _links(cluster, other)]
 
     def once_seconds(
         self, cluster: Cluster, hosts: int, devices: int, other: Link | None = None
     ) -> np.ndarray:
         """Seconds of a step's transfers, [K, K], estimated in the same way; if there are several
         hosts, all come from other hosts, of the same kind if there are such."""
-        way = _once(cluster, hosts, devices, other)
         size, values = self.once_from_outside
-        return _seconds(size, values, *way)
+        return _seconds(size, values, cluster, _once(cluster, other), hosts, devices)
 
     def once_between(
         self, source: range, target: range, cluster: Cluster, hosts: int, devices: int
     ) -> float:
         """What of `once_seconds` of the target's layers comes from the source's."""
         size, values = self.once[:, source][:, :, target].sum(axis=(1, 2)).tolist()
-        return float(_seconds(size, values, *_once(cluster, hosts, devices)))
+        return float(_seconds(size, values, cluster, _once(cluster), hosts, devices))
 
     @cached_property
     def once_from_outside(self) -> np.ndarray:
@@ -79,19 +74,29 @@ class Boundary:
         return np.stack([_from_outside(each) for each in self.once])
 
 
-def _once(
-    cluster: Cluster, hosts: int, devices: int, other: Link | None = None
-) -> tuple[Transfer, int]:
-    """What a step's transfers into a submesh take, and how many of them go side by side."""
-    near = cluster.hosts == 1
-    link, ways = (cluster.intra_host, devices) if near else (cluster.inter_host, hosts)
-    if near and other is not None:
-        link, ways = other, hosts
-    return link.between_meshes, ways
+def _links(cluster: Cluster, other: Link | None) -> list[Link]:
+    """The links into a stage from the same host, from another one and, if there is a link to them,
+    from one of another kind."""
+    links = [cluster.intra_host, cluster.intra_host if cluster.hosts == 1 else cluster.inter_host]
+    return links if other is None else [*links, other]
 
 
-def _seconds(sizes: np.ndarray, values: np.ndarray, way: Transfer, ways: int) -> np.ndarray:
-    return sizes / (ways * way.bandwidth) + values * way.latency
+def _once(cluster: Cluster, other: Link | None = None) -> Link:
+    """The link of a step's transfers into a submesh."""
+    if cluster.hosts > 1:
+        return cluster.inter_host
+    return cluster.intra_host if other is None else other
+
+
+def _seconds(
+    sizes: np.ndarray, values: np.ndarray, cluster: Cluster, link: Link, hosts: int, devices: int
+) -> np.ndarray:
+    """Seconds of so many bytes and values over a link into a submesh, as `solve/transfers` has
+    them: a device's port is as fast as the link inside its host."""
+    bandwidth = hosts * devices * cluster.intra_host.between_meshes.bandwidth
+    if link is not cluster.intra_host:
+        bandwidth = min(bandwidth, hosts * link.between_meshes.bandwidth)
+    return sizes / bandwidth + values * link.between_meshes.latency
 
 
 def boundary_of(

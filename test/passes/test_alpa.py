@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from alpa import passes
@@ -22,11 +23,13 @@ from alpa.passes.analysis import input_checks
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import NotFasterError, Pass, PassError, Remark
 from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.device import Link
 from alpa.passes.layer_cluster import LayerCluster
 from alpa.passes.plan_search import OtherSchedules
 from alpa.passes.solve.stages import stage_dp
 from alpa.passes.solve.stages.problem import Problem, Solution
 from alpa.passes.stage_mesh_partition import StageMeshPartition
+from alpa.passes.stages.boundary import Boundary
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
 from alpa.passes.stages.clustered import even_seconds
 from alpa.passes.stages.costing import LayerCosts
@@ -35,7 +38,12 @@ from alpa.passes.stages.merge import Stages
 WIDTH, LAYERS = 128, 6
 
 
-def lowered(activation: Callable[[jax.Array], jax.Array], rows: int) -> str:
+def lowered(
+    activation: Callable[[jax.Array], jax.Array],
+    rows: int,
+    width: int = WIDTH,
+    layers: int = LAYERS,
+) -> str:
     """A training step of a chain of matrix products."""
 
     def step(params: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
@@ -48,8 +56,8 @@ def lowered(activation: Callable[[jax.Array], jax.Array], rows: int) -> str:
         value, grads = jax.value_and_grad(loss)(params)
         return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], value
 
-    params = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS
-    x = jax.ShapeDtypeStruct((rows, WIDTH), jnp.float32)
+    params = [jax.ShapeDtypeStruct((width, width), jnp.float32)] * layers
+    x = jax.ShapeDtypeStruct((rows, width), jnp.float32)
     text = jax.jit(step, donate_argnums=0).lower(params, x).as_text(debug_info=True)
     return text.replace("tensor<f32> {jax", 'tensor<f32> {alpa.result = "mean", jax')
 
@@ -373,3 +381,32 @@ def test_states_that_are_not_donated_are_held_twice_unless_asked(
     with pytest.raises(ir.MLIRError, match=r"donate-states=true overwrites these"):
         passes.run(text, f"{given}false}}")
     passes.run(text, f"{given}true}}")
+
+
+@pytest.mark.parametrize("cluster", ["h100:4x1", "h100:1x4+h100:1x2"])
+def test_stages_do_not_hide_what_crosses_between_hosts(cluster: str) -> None:
+    """A GPU takes values from another host no faster than from its own: 2.7 GB/s."""
+    text = lowered(jnp.tanh, rows=64, width=4096, layers=4)
+    options = f"cluster={cluster} num-layers=4 num-micro-batches=8 processes=0"
+    free, alone = (Run(text, f"{options}{more}").plan for more in ("", " num-stages=1"))
+    assert free.predicted_step_seconds <= alone.predicted_step_seconds
+
+
+def test_one_stage_is_tried_where_transfers_take_longer_than_estimated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = lowered(jnp.tanh, rows=64, width=4096, layers=4)
+    options = "cluster=h100:4x1 num-layers=4 num-micro-batches=8 schedule=1f1b processes=0"
+    alone = Run(text, f"{options} num-stages=1").plan
+
+    def nothing(self: Boundary, cluster: Cluster, hosts: int, devices: int, *_: Link) -> np.ndarray:
+        return np.zeros((*self.bytes.shape, 2))
+
+    monkeypatch.setattr(Boundary, "seconds", nothing)
+    found = Run(text, options)
+    assert found.passes["stage-mesh-partition"] == 2
+    assert len(read_meshes(main_function(found.module))) == 1
+    assert found.plan.predicted_step_seconds == alone.predicted_step_seconds
+    fixed = Run(text, f"{options} num-stages=2")
+    assert fixed.passes["stage-mesh-partition"] == 1
+    assert fixed.plan.predicted_step_seconds > alone.predicted_step_seconds
