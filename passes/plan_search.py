@@ -116,10 +116,15 @@ class PlanSearch:
         if self.schedule != "auto":
             return self._planned(self.schedule)
         best: Candidate | None = None
-        refused: NoRoomError | None = None
+        refused: PassError | None = None
         try:
             best = self._planned("1f1b")
         except NoRoomError as error:
+            refused = error
+        except PassError as error:
+            # Schedules of several stages per mesh may have so many.
+            if self.cut.num_stages in ("auto", 1):
+                raise
             refused = error
         for other in self._others(best):
             if best is not None and other.stages.seconds >= _ROUGH * best.step_seconds:

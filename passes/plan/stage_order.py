@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 from itertools import groupby
 
 from alpa.passes.plan.data import Fragment, Program
-from alpa.passes.schedules.planned import label, lists_of
+from alpa.passes.schedules.planned import check_numbers, forwards_of, label, lists_of, own
 from alpa.passes.schedules.simulate import simulate
 from alpa.passes.schedules.verify import ScheduleError
 from alpa.passes.schedules.work import Kind, Work, WorkLists
@@ -59,11 +59,17 @@ def schedule_of_stages(program: Program, stages: Sequence[Stage]) -> WorkLists:
         ScheduleError: the schedule is for other numbers of stages or micro-batches, or has stages
             on other meshes.
     """
+    has_backward = any(stage["backward"] for stage in stages)
+    mine = own(program.plan.schedule)
+    if mine is not None and len(stages) == 1 and not has_backward:
+        # The parts of one stage are one fragment, which runs where its forward part is listed.
+        check_numbers(mine, 1, program.num_micro_batches)
+        return forwards_of(mine)
     schedule = lists_of(
         program.plan.schedule,
         len(stages),
         program.num_micro_batches,
-        has_backward=any(stage["backward"] for stage in stages),
+        has_backward=has_backward,
     )
     if schedule.num_meshes < len(stages):
         names = [mesh.name for mesh in program.meshes]

@@ -19,7 +19,8 @@ from alpa.passes.schedules.table import from_words, parse_table, to_table
 from alpa.passes.schedules.verify import ScheduleError, verify
 from alpa.passes.schedules.work import Work, WorkLists
 
-_CHUNKS = re.compile(r"interleaved-1f1b:([1-9]\d*)")
+_CHUNKS = re.compile(r"interleaved-1f1b:([2-9]|[1-9]\d+)")
+"""With one stage per mesh it would be 1F1B."""
 T_SCHEDULES = ("gpipe", "1f1b")
 """Schedules whose steps T estimates, the objective of the stage DP (`solve/stages/problem.py`)."""
 OTHERS = (*(name for name in NAMES if name != "1f1b"), "interleaved-1f1b:4")
@@ -134,7 +135,7 @@ def lists_of(schedule: str, stages: int, batches: int, *, has_backward: bool = T
     if not has_backward and chunks_of(schedule) == 1:
         return forward_only(stages, batches)
     lists = _named_lists(schedule, stages, batches)
-    return lists if has_backward else _forwards(lists)
+    return lists if has_backward else forwards_of(lists)
 
 
 def _own_lists(mine: WorkLists, stages: int, batches: int, has_backward: bool) -> WorkLists:
@@ -161,7 +162,7 @@ def _named_lists(schedule: str, stages: int, batches: int) -> WorkLists:
     return schedule_of(name, stages // each, batches, chunks)
 
 
-def _forwards(schedule: WorkLists) -> WorkLists:
+def forwards_of(schedule: WorkLists) -> WorkLists:
     """The forwards of a schedule in their order."""
     lists = (tuple(it for it in works if it.kind == "forward") for works in schedule.lists)
     return WorkLists(lists=tuple(lists))

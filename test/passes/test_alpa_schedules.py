@@ -255,3 +255,18 @@ def test_no_more_than_all_memory_is_reserved(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(NoRoomError, match=r"^needs more$"):
         planned(f"{FOUR_MESHES} num-micro-batches=8 schedule=1f1b")
     assert len(refused) == 1
+
+
+def test_more_stages_than_devices_are_those_of_other_schedules() -> None:
+    """1F1B has one stage per mesh; without a schedule, those with several are left."""
+    options = "cluster=cpu:1x2 num-layers=8 num-micro-batches=4 num-stages=4 processes=0"
+    module = passes.run(chain(trains=True), f"alpa{{{options}}}")
+    plan = Plan.read(main_function(module))
+    assert plan is not None
+    assert plan.schedule not in ("1f1b", "gpipe")
+    report = PlanReport.of(module)
+    assert len(report.meshes) == 2
+    for more in (" schedule=1f1b", " num-micro-batches=1"):
+        text = f"alpa{{{options.replace(' num-micro-batches=4', '')}{more}}}"
+        with pytest.raises(ir.MLIRError, match="num-stages can be at most 2"):
+            passes.run(chain(trains=True), text)

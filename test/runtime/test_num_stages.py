@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import alpa
+from alpa.runtime.comparison import compare
 
 STATE = [jax.ShapeDtypeStruct((16, 16), jnp.float32)] * 4
 X = jax.ShapeDtypeStruct((8, 16), jnp.float32)
@@ -71,3 +72,18 @@ def test_a_function_like_another_one_has_its_number_of_stages() -> None:
     step = alpa.parallelize(train_step, cluster="cpu:1x4")
     with pytest.raises(ValueError, match=r"settings and workers of train_step; remove num_stages="):
         alpa.parallelize(loss_fn, like=step, num_stages=2)
+
+
+@pytest.mark.parametrize(
+    "schedule", [[["0F0", "0B0"]], [["0F1", "0F0", "0B0", "0B1"]], [["0F0", "0I0", "0W0"]]]
+)
+def test_a_schedule_of_one_stage(schedule: list[list[str]]) -> None:
+    """Its forward and backward part are one fragment."""
+    batches = 1 + max(int(word[-1]) for word in schedule[0])
+    options: Any = {"schedule": schedule, "num_micro_batches": batches}
+    step = alpa.parallelize(train_step, cluster="cpu:1x2", **options)
+    keys = jax.random.split(jax.random.key(0), 5)
+    weights = [jax.random.normal(key, (16, 16)) for key in keys[:4]]
+    x = jax.random.normal(keys[4], (8, 16))
+    found, expected = step(weights, x), jax.jit(train_step)(weights, x)
+    assert all(it.ok for it in compare(*map(jax.tree.leaves, (found, expected))))

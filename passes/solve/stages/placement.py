@@ -23,7 +23,8 @@ from math import factorial, prod
 from typing import NamedTuple
 
 MOST_ORDERS = 24
-"""Of hosts. Where there are more, hosts of a kind stay together."""
+"""Of hosts. Where there are more, hosts of a kind stay together. Of more than four kinds, which
+have more orders still, the given order is rotated and reversed."""
 
 FEW_HOSTS = 8
 """On so many hosts, all numbers of hosts are tried."""
@@ -55,11 +56,23 @@ def orders(kinds: Sequence[tuple[int, int]]) -> Iterator[tuple[Group, ...]]:
     """
     counts = [hosts for hosts, _ in kinds]
     few = len(kinds) > 1 and factorial(sum(counts)) <= MOST_ORDERS * prod(map(factorial, counts))
-    for order in _orders(counts if few else [1] * len(counts)):
+    if factorial(len(kinds)) > MOST_ORDERS:
+        found = _turns(len(kinds))
+    else:
+        found = _orders(counts if few else [1] * len(counts))
+    for order in found:
         yield tuple(
             Group(kind, len([*same]) if few else counts[kind], kinds[kind][1])
             for kind, same in groupby(order)
         )
+
+
+def _turns(count: int) -> Iterator[tuple[int, ...]]:
+    """So many kinds in their order, from each of them on, forwards and backwards."""
+    order = tuple(range(count))
+    for turned in (order, order[::-1]):
+        for first in range(count):
+            yield turned[first:] + turned[:first]
 
 
 def _orders(left: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -52,6 +52,11 @@ def test_orders_of_hosts():
     assert (Group(0, 1, 8), Group(1, 2, 8), Group(0, 1, 8)) in list(orders([(2, 8), (2, 8)]))
     assert len(list(orders([(1, 8), (23, 8)]))) == 24
     assert len(list(orders([(40, 8), (20, 4)]))) == 2
+    assert len(list(orders([(3, 8)] * 4))) == 24
+    turned = [tuple(group.kind for group in order) for order in orders([(3, 8)] * 6)]
+    assert len(set(turned)) == len(turned) == 12
+    assert turned[:2] == [(0, 1, 2, 3, 4, 5), (1, 2, 3, 4, 5, 0)]
+    assert turned[6] == (5, 4, 3, 2, 1, 0)
 
 
 @st.composite
