@@ -28,12 +28,11 @@ as in ``cost/collectives.py``.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
+from functools import cache
+from itertools import permutations, product
 from math import prod
-
-import numpy as np
 
 from alpa.passes.cost.collectives import inside_host, ring_over_hosts
 from alpa.passes.cost.device import Link
@@ -287,25 +286,25 @@ def verify(problem: Problem, solution: Solution) -> None:
     held = problem.source.tiles(problem.shape)
     wanted = landing.tiles(problem.shape)
     got: dict[int, list[Box]] = defaultdict(list)
-    carried: Counter[bool] = Counter()
+    hosts, carried = problem.hosts, Counter[bool]()
     for number, step in enumerate(solution.steps):
         for transfer in step:
             parts = [held[transfer.source]] if number == 0 else got[transfer.source]
-            covered = sum(problem.bytes_of(_overlap(part, transfer.box)) for part in parts)
-            if covered != problem.bytes_of(transfer.box):
-                raise VerificationError(f"{transfer} in step {number}: the sender does not have it")
+            size = problem.bytes_of(transfer.box)
+            if not any(_holds(part, transfer.box) for part in parts):
+                covered = sum(problem.bytes_of(_overlap(part, transfer.box)) for part in parts)
+                if covered != size:
+                    message = f"{transfer} in step {number}: the sender does not have it"
+                    raise VerificationError(message)
             if transfer.source != transfer.target:
-                slow = problem.hosts[transfer.source] != problem.hosts[transfer.target]
-                carried[slow] += covered
+                carried[hosts[transfer.source] != hosts[transfer.target]] += size
         for transfer in step:
             got[transfer.target].append(transfer.box)
     for device, box in wanted.items():
-        parts = got[device]
-        inside = sum(problem.bytes_of(_overlap(part, box)) for part in parts)
-        if _some_overlap(parts) or inside != sum(map(problem.bytes_of, parts)):
-            raise VerificationError(f"device {device} gets {parts}: not parts of {box} once each")
-        if inside != problem.bytes_of(box):
-            raise VerificationError(f"device {device} gets {parts}, which is not all of {box}")
+        if _corners(got[device]) != _corners([box]):
+            raise VerificationError(
+                f"device {device} gets {got[device]}, which is not each element of {box} once"
+            )
     stated = solution.transfers
     if (carried[True], carried[False]) != (stated.slow_bytes, stated.fast_bytes):
         raise VerificationError(
@@ -332,17 +331,31 @@ def _verify_landing(problem: Problem, solution: Solution) -> None:
         )
 
 
+def _holds(one: Box, other: Box) -> bool:
+    """Whether a box has all elements of another one."""
+    return all(a <= c and d <= b for (a, b), (c, d) in zip(one, other, strict=True))
+
+
 def _overlap(one: Box, other: Box) -> Box:
     return tuple(
         (max(a, c), max(max(a, c), min(b, d))) for (a, b), (c, d) in zip(one, other, strict=True)
     )
 
 
-def _some_overlap(boxes: list[Box]) -> bool:
-    if len(boxes) < 2:
-        return False
-    bounds = np.array(boxes, dtype=np.int64).reshape(len(boxes), -1, 2)
-    starts, stops = bounds[..., 0], bounds[..., 1]
-    low = np.maximum(starts[:, None], starts[None])
-    meets = (low < np.minimum(stops[:, None], stops[None])).all(axis=-1)
-    return bool(np.triu(meets, 1).any())
+def _corners(boxes: Iterable[Box]) -> dict[tuple[int, ...], int]:
+    """The corners of boxes with signs, as far as they do not cancel out.
+
+    They are those of one box if the others together have each of its elements once, and only then:
+    they are the differences, along all dimensions, of how many boxes an element is in.
+    """
+    found: dict[tuple[int, ...], int] = defaultdict(int)
+    for box in boxes:
+        for corner, sign in zip(product(*box), _signs(len(box)), strict=True):
+            found[corner] += sign
+    return {corner: count for corner, count in found.items() if count}
+
+
+@cache
+def _signs(rank: int) -> tuple[int, ...]:
+    """Those of a box's corners: -1 where an odd number of its dimensions end."""
+    return tuple(prod(signs) for signs in product((1, -1), repeat=rank))

@@ -538,16 +538,25 @@ def test_verify_finds_what_is_wrong():
     verify(problem, good)
     (step,) = good.steps
     first, *rest = step
-    wrong = {
-        "which is not all of": replace(good, steps=(tuple(rest),)),
-        "not parts of": replace(good, steps=((first, *step),)),
-        "the sender does not have it": replace(good, steps=((replace(first, source=3), *rest),)),
-        "are stated": replace(good, transfers=Traffic(slow_bytes=1)),
-        "cannot land as": replace(good, method="local_all_gather"),
-    }
-    for message, solution in wrong.items():
+    gets = "gets .*, which is not each element of .* once"
+    wrong = [
+        (gets, replace(good, steps=(tuple(rest),))),
+        (gets, replace(good, steps=((first, *step),))),
+        ("the sender does not have it", replace(good, steps=((replace(first, source=3), *rest),))),
+        ("are stated", replace(good, transfers=Traffic(slow_bytes=1))),
+        ("cannot land as", replace(good, method="local_all_gather")),
+    ]
+    for message, solution in wrong:
         with pytest.raises(VerificationError, match=message):
             verify(problem, solution)
+    columns = problem_of((8, 8), mesh_of(0, ((0,), ())), mesh_of(4, ((), (0, 1))))
+    good = of_method(columns, "send_recv", ((), (0, 1)))
+    verify(columns, good)
+    (step,) = good.steps
+    first, other = (it for it in step if it.target == step[0].target)
+    as_many_bytes = tuple(first if it is other else it for it in step)
+    with pytest.raises(VerificationError, match=gets):
+        verify(columns, replace(good, steps=(as_many_bytes,)))
     replicas = problem_of((8, 8), mesh_of(0, ((0,), ())), mesh_of(4, ((), ())))
     twice = of_method(replicas, "send_recv", ((), ()))
     with pytest.raises(VerificationError, match="slow bytes, 512 are enough"):
