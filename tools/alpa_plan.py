@@ -262,11 +262,19 @@ def _is_equal(result: _Result) -> bool:
 
     Raises CommandError, PlanningError.
     """
+    from jax.errors import JaxRuntimeError  # noqa: PLC0415 - it is jax
+
     from alpa.runtime.loading import LoadError  # noqa: PLC0415 - it needs jax
 
     try:
         with _progress() as clock:
             comparison = result.compare(clock)
+    except JaxRuntimeError as error:
+        said = "; ".join([str(error), *getattr(error, "__notes__", [])])
+        raise CommandError(
+            "the plan cannot be compared: XLA cannot compile or run it on virtual CPU devices: "
+            f"{said}"
+        ) from error
     except (LoadError, ValueError, ir.MLIRError, passes.PassError) as error:
         message = error.message if isinstance(error, passes.PassError) else str(error)
         raise CommandError(f"the plan cannot be compared: {message}") from error

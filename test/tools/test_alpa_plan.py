@@ -543,6 +543,23 @@ def test_plan_that_computes_something_else_has_exit_status_1(
     assert "FAULT: 1 differ" in capsys.readouterr().out
 
 
+def test_what_xla_cannot_compile_is_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_ = "tensor<8x4xf32>"
+    file = tmp_path / "unknown.mlir"
+    file.write_text(
+        f"func.func public @main(%x: {type_}) -> {type_} {{\n"
+        f"  %0 = stablehlo.custom_call @no_such_call(%x) : ({type_}) -> {type_}\n"
+        f"  return %0 : {type_}\n}}\n"
+    )
+    assert main([str(file), "--cluster", "cpu:1x2", "--compare-with-jax"]) == 1
+    shown = capsys.readouterr().err
+    assert "alpa-plan: error: the plan cannot be compared: XLA cannot compile or run it" in shown
+    assert "custom call to no_such_call" in shown
+    assert "; while compiling @mesh_0." in shown
+
+
 def test_shrinking_needs_a_comparison(named: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(named), "--cluster", "cpu:1x2", "--shrink", "16=4"]) == 1
     assert "--shrink is for --compare-with-jax" in capsys.readouterr().err
