@@ -295,6 +295,12 @@ def read_int(op: ir.OpView | ir.Operation, name: str) -> int | None:
     return None if attr is None else typed(name, attr, ir.IntegerAttr).value
 
 
+def read_text(op: ir.OpView | ir.Operation, name: str) -> str | None:
+    """A string attribute of an op, or None. Raises ValueError if it has another type."""
+    attr = op.attributes.get(name)
+    return None if attr is None else typed(name, attr, ir.StringAttr).value
+
+
 def read_ints(op: ir.OpView | ir.Operation, name: str) -> tuple[int, ...]:
     """An `array<i64>` of an op, empty if it has none. Raises ValueError if it has another type."""
     attr = op.attributes.get(name)

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from alpa.dialects import body, func, ir, sdy
-from alpa.dialects.attributes import call_target
+from alpa.dialects.attributes import call_target, read_int, read_text
 from alpa.dialects.sharding import Mesh, Sharding
 from alpa.dialects.symbols import named_meshes
 from alpa.passes.analysis.graph import inner_ops, replace_op, replace_operands, used_values
 from alpa.passes.analysis.op_kinds import SHARD_MAP_CALLS
-from alpa.passes.base import PassError
+from alpa.passes.base import PassError, errors_at
 from alpa.passes.imports.tilings import Tiling, mesh_of, sharding_over
 from alpa.passes.sharding.manual import local_type, manual_computation
 
@@ -33,16 +33,18 @@ def import_shard_maps(module: ir.Module, ops: Iterable[ir.OpView]) -> None:
 
     Raises:
         PassError: a call has no sharding that cuts an array into tiles, no mesh has all shardings,
-            a `shard_map` is over some axes only, or its ops read whole arrays.
+            a `shard_map` is over some axes only, its ops read whole arrays, or an attribute is of
+            another type.
     """
     calls = _calls(ops, _ENTRY, _EXIT)
     if not calls:
         return
     tilings = {op.results[0]: _tiling(op) for op in calls}
     counts = {it.num_devices for it in tilings.values() if it.num_devices is not None}
-    partitions = module.operation.attributes.get(_PARTITIONS)
+    with errors_at(module.operation):
+        partitions = read_int(module.operation, _PARTITIONS)
     if partitions is not None:
-        counts.add(ir.IntegerAttr(partitions).value)
+        counts.add(partitions)
     if len(counts) > 1:
         found = " and ".join(map(str, sorted(counts)))
         raise PassError(calls[0], f"shard_map and {_PARTITIONS} are for {found} devices")
@@ -99,8 +101,8 @@ def _tiling(op: ir.OpView) -> Tiling:
 
 
 def _text(op: ir.OpView) -> str:
-    attribute = op.attributes.get(_SHARDING)
-    return "" if attribute is None else ir.StringAttr(attribute).value
+    with errors_at(op):
+        return read_text(op, _SHARDING) or ""
 
 
 @dataclass(kw_only=True, eq=False)

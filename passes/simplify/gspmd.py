@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from alpa.dialects import func, ir, ops_where
-from alpa.dialects.attributes import call_target, take_from_signature
+from alpa.dialects.attributes import call_target, read_int, take_from_signature
 from alpa.passes.analysis.graph import replace_op
 from alpa.passes.analysis.op_kinds import SHARD_MAP_CALLS, SHARDING_CALLS
-from alpa.passes.base import PassError, Remark
+from alpa.passes.base import PassError, Remark, errors_at
 
 _SHARDING = "mhlo.sharding"
+_REPLICAS = "mhlo.num_replicas"
 _MODULE_ATTRIBUTES = (
     "mhlo.is_dynamic",
     "mhlo.num_partitions",
-    "mhlo.num_replicas",
+    _REPLICAS,
     "mhlo.spmd_output_sharding",
     "mhlo.spmd_parameters_shardings",
     "mhlo.use_auto_spmd_partitioning",
@@ -24,14 +25,16 @@ def drop_gspmd(module: ir.Module, remark: Remark) -> None:
 
     Raises:
         PassError: the program is written for several replicas (`pmap`), or holds a `shard_map`
-            for several devices that `import-hlo` has not seen.
+            for several devices that `import-hlo` has not seen, or the number of replicas is no
+            integer.
     """
     attributes = module.operation.attributes
-    replicas = attributes.get("mhlo.num_replicas")
-    if replicas is not None and ir.IntegerAttr(replicas).value > 1:
+    with errors_at(module.operation):
+        replicas = read_int(module.operation, _REPLICAS) or 1
+    if replicas > 1:
         raise PassError(
             module.operation,
-            f"a program for {ir.IntegerAttr(replicas).value} replicas (mhlo.num_replicas); "
+            f"a program for {replicas} replicas (mhlo.num_replicas); "
             "give the program of one device: lower it with jit instead of pmap",
         )
     for name in _MODULE_ATTRIBUTES:

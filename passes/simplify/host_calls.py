@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from alpa.dialects import body, func, ir, stablehlo
 from alpa.dialects.attributes import call_target, signature_attrs
-from alpa.passes.base import PassError, location_of
+from alpa.dialects.records import typed
+from alpa.passes.base import PassError, errors_at, location_of
 
 # They hold an address, or a number in a table, of the process that lowered the program.
 _PYTHON = re.compile(r"xla_((ffi_(partitioned_)?)|buffer_)?python_[a-z]+_callback|InspectSharding")
@@ -22,7 +23,7 @@ def refuse_host_calls(main: func.FuncOp, ops: Iterable[ir.OpView]) -> None:
     `ops` are those of the function that are no arithmetic.
 
     Raises:
-        PassError: there is one.
+        PassError: there is one, or what an argument says of its platform is no string.
     """
     for op in ops:
         target = call_target(op)
@@ -51,9 +52,14 @@ def _refuse_tokens(values: Iterable[ir.Value], where: ir.OpView) -> None:
 def _refuse_platforms(main: func.FuncOp) -> None:
     arguments = body(main).arguments
     for number, attrs in enumerate(signature_attrs(main, "arg_attrs", len(arguments))):
-        if _GLOBAL in attrs and ir.StringAttr(attrs[_GLOBAL]).value == "_platform_index":
+        if _GLOBAL not in attrs:
+            continue
+        place = location_of(arguments[number].location, main)
+        with errors_at(place):
+            text = typed(f"{_GLOBAL} of argument {number}", attrs[_GLOBAL], ir.StringAttr).value
+        if text == "_platform_index":
             raise PassError(
-                location_of(arguments[number].location, main),
+                place,
                 f"argument {number} says for which of several platforms the program is to run; "
                 "export it for one",
             )

@@ -163,3 +163,23 @@ module {
     return %0 : tensor<4xf32>
   }
 }
+
+// -----
+
+// expected-error @+1 {{mhlo.num_partitions is "two"; expected an integer}}
+module attributes {mhlo.num_partitions = "two"} {
+  func.func public @partitions_in_words(%x: tensor<8xf32>) -> tensor<8xf32> {
+    %0 = stablehlo.custom_call @Sharding(%x) {mhlo.sharding = "{devices=[2]<=[2]}"} : (tensor<8xf32>) -> tensor<8xf32>
+    %1 = stablehlo.custom_call @SPMDFullToShardShape(%0) {mhlo.sharding = "{manual}"} : (tensor<8xf32>) -> tensor<4xf32>
+    %2 = stablehlo.custom_call @SPMDShardToFullShape(%1) {mhlo.sharding = "{devices=[2]<=[2]}"} : (tensor<4xf32>) -> tensor<8xf32>
+    return %2 : tensor<8xf32>
+  }
+}
+
+// -----
+
+func.func public @sharding_without_words(%x: tensor<8xf32>) -> tensor<4xf32> {
+  // expected-error @+1 {{mhlo.sharding is 3 : i64; expected a string}}
+  %0 = stablehlo.custom_call @SPMDFullToShardShape(%x) {mhlo.sharding = 3 : i64} : (tensor<8xf32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}

@@ -208,3 +208,49 @@ func.func public @donated_twice(%x: tensor<4xf32> {tf.aliasing_output = 0 : i32}
 func.func public @donated_to_no_result(%x: tensor<4xf32> {tf.aliasing_output = 2 : i32}) -> tensor<4xf32> {
   return %x : tensor<4xf32>
 }
+
+// -----
+
+// expected-error @+1 {{mhlo.num_replicas is "two"; expected an integer}}
+module attributes {mhlo.num_replicas = "two"} {
+  func.func public @replicas_in_words(%x: tensor<4xf32>) -> tensor<4xf32> {
+    return %x : tensor<4xf32>
+  }
+}
+
+// -----
+
+// expected-error @+1 {{mhlo.memory_kind of argument 0 is 3 : i64; expected a string}}
+func.func public @memory_of_an_argument(%x: tensor<4xf32> {mhlo.memory_kind = 3 : i64}) -> tensor<4xf32> {
+  return %x : tensor<4xf32>
+}
+
+// -----
+
+// expected-error @+1 {{mhlo.memory_kind of result 1 is 3 : i64; expected a string}}
+func.func public @memory_of_a_result(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32> {mhlo.memory_kind = 3 : i64}) {
+  return %x, %x : tensor<4xf32>, tensor<4xf32>
+}
+
+// -----
+
+func.func public @placement(%x: tensor<4xf32>) -> tensor<4xf32> {
+  // expected-error @+1 {{_xla_buffer_placement is true; expected a string}}
+  %0 = stablehlo.custom_call @annotate_device_placement(%x) {mhlo.frontend_attributes = {_xla_buffer_placement = true}} : (tensor<4xf32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+
+// -----
+
+func.func public @placement_attributes(%x: tensor<4xf32>) -> tensor<4xf32> {
+  // expected-error @+1 {{mhlo.frontend_attributes is 3 : i64; expected a dictionary}}
+  %0 = stablehlo.custom_call @annotate_device_placement(%x) {mhlo.frontend_attributes = 3 : i64} : (tensor<4xf32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+
+// -----
+
+// expected-error @+1 {{jax.global_constant of argument 0 is 3 : i64; expected a string}}
+func.func public @global_constant(%x: tensor<4xf32> {jax.global_constant = 3 : i64}) -> tensor<4xf32> {
+  return %x : tensor<4xf32>
+}
