@@ -33,8 +33,9 @@ The assertions of its sizes, as `jax.export` writes them, say which names the di
 
 **Options**: see the fields.
 
-**Fails when** a name is unknown or has no size, a dimension has no name, the sizes break an
-assertion, or the shape of a value does not follow from the arguments.
+**Fails when** a name is unknown or has no size, a dimension has no name, a size is above
+2147483647, the sizes break an assertion, or the shape of a value does not follow from the
+arguments.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ _REFINE = (
     "func.func(stablehlo-canonicalize-dynamism))"
 )
 _IS_SYMBOLIC = "jax.uses_shape_polymorphism"
-_SIZE = re.compile(r"([^\W\d]\w*)=(\d+)")
+_SIZE = re.compile(r"([^\W\d]\w*)=0*(\d+)")
+_LARGEST = 2**31 - 1
+"""Programs compute with sizes in 32 bits."""
 _PREFIX = "Input shapes do not match the polymorphic shapes specification. "
 _END = re.compile(r"\s*(?:Using the following polymorphic|Obtained dimension variables|Please see)")
 
@@ -106,6 +109,12 @@ def _parse(text: str) -> dict[str, int]:
             raise OptionError(f"option 'sizes' is '{text}'; expected NAME=SIZE,NAME=SIZE")
         if match[1] in found:
             raise OptionError(f"option 'sizes' is '{text}': '{match[1]}' has two sizes")
+        # Python refuses to read thousands of digits.
+        if len(match[2]) > len(str(_LARGEST)) or int(match[2]) > _LARGEST:
+            raise OptionError(
+                f"option 'sizes' is '{text}': '{match[1]}' is too large; a size is at most "
+                f"{_LARGEST}"
+            )
         found[match[1]] = int(match[2])
     return found
 
@@ -140,6 +149,11 @@ def _types(main: func.FuncOp, sizes: Mapping[str, int]) -> list[str]:
             raise ValueError(
                 f"dimension {d} of argument {a} is '{dim.expression}' ({dim.name}), which is "
                 f"{shapes[a][d]} for the given sizes",
+            )
+        if shapes[a][d] > _LARGEST:
+            raise ValueError(
+                f"dimension {d} of argument {a} is '{dim.expression}' ({dim.name}), which is "
+                f"{shapes[a][d]} for the given sizes; a dimension is at most {_LARGEST}",
             )
     return [
         str(ir.RankedTensorType.get(shapes[a], ir.RankedTensorType(argument.type).element_type))

@@ -98,6 +98,17 @@ def test_expressions_of_several_names() -> None:
         ("b=5,c=3", "b=5,c=3 is not what the program expects: Input shapes do not match the "),
         ("b=4,c=0", "b=4,c=0 is not what the program expects: Expected value >= 1 for dimension "),
         ("b=4,b=5", "refine-dimensions: option 'sizes' is 'b=4,b=5': 'b' has two sizes"),
+        (
+            "b=4,c=2147483648",
+            "refine-dimensions: option 'sizes' is 'b=4,c=2147483648': 'c' is too large; a size is "
+            "at most 2147483647",
+        ),
+        (f"b=4,c={'9' * 5000}", "refine-dimensions: option 'sizes' is 'b=4,c=99"),
+        (
+            "b=4,c=2147483647",
+            "dimension 1 of argument 0 is '2*c' (args[0].shape[1]), which is 4294967294 for the "
+            "given sizes; a dimension is at most 2147483647",
+        ),
         ("b=-1", "refine-dimensions: option 'sizes' is 'b=-1'; expected NAME=SIZE,NAME=SIZE"),
     ],
 )
