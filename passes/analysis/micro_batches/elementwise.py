@@ -21,6 +21,7 @@ from alpa.passes.analysis.micro_batches.relation import (
     UNEVEN,
     Relation,
     Scale,
+    as_rows,
     common_scale,
     mixed,
     mixed_among,
@@ -28,6 +29,7 @@ from alpa.passes.analysis.micro_batches.relation import (
     scale_of_sums,
     unknown,
 )
+from alpa.passes.analysis.micro_batches.shapes import integer
 from alpa.passes.analysis.op_kinds import LINEAR, SUMS
 
 _KEEP_POWERS = frozenset({"stablehlo.maximum", "stablehlo.minimum", "stablehlo.abs"})
@@ -55,6 +57,31 @@ def elementwise(context: Context, op: ir.OpView, operands: Sequence[Relation]) -
     if _keeps_counts(op) and found.kind == "same":
         found = replace(found, dim=operands[0].dim)
     return replace(found, splat=_splat(op, found, operands))
+
+
+def batch_norm_inference(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> Relation:
+    """Of `(x - mean) / sqrt(variance + epsilon) * scale + offset`, where all but x are numbers of
+    the features. It is linear in x, mean and offset together."""
+    feature = integer(op, "feature_index")
+    others = frozenset(range(len(context.shape(op.results[0])))) - {feature}
+    x, *numbers = operands
+    spread = [x, *(_spread(it, feature, others) for it in numbers)]
+    rows = rows_among(spread)
+    if rows is None:
+        return unknown(op, operands)
+    if (problem := _beside_rows(op, rows, spread, [True] * len(spread))) is not None:
+        return problem
+    _, scale, offset, mean, variance = spread
+    if not (scale.is_plain and variance.is_plain):
+        return mixed(op, UNEVEN)
+    found = as_rows(op, rows, [x, offset, mean], linear=True)
+    return replace(found, free=frozenset.intersection(*(it.free for it in spread)))
+
+
+def _spread(relation: Relation, feature: int, others: frozenset[int]) -> Relation:
+    """The relation of numbers of the features, repeated along the other dimensions."""
+    free = others | ({feature} if relation.free else set())
+    return replace(relation, dim=feature if relation.of_samples else -1, free=free)
 
 
 def _splat(op: ir.OpView, found: Relation, operands: Sequence[Relation]) -> float | None:
@@ -94,7 +121,21 @@ def _kind(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> Rela
 def _of_rows(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> Relation:
     first = rows_among(operands)
     assert first is not None
-    for it, value in zip(operands, op.operands, strict=True):
+    arrays = [bool(context.shape(value)) for value in op.operands]
+    if (problem := _beside_rows(op, first, operands, arrays)) is not None:
+        return problem
+    scale = _scale(op, operands)
+    if scale is None:
+        taken_out = any(it.factors for it in operands)
+        return mixed(op, _NOT_LINEAR if taken_out else UNEVEN)
+    return replace(first, splat=None).with_scale(scale)
+
+
+def _beside_rows(
+    op: ir.OpView, rows: Relation, operands: Sequence[Relation], arrays: Sequence[bool]
+) -> Relation | None:
+    """A mixed relation if some operands, arrays or scalars, are not for each of the rows."""
+    for it, is_array in zip(operands, arrays, strict=True):
         if it.kind in ("size", "sum", "step"):
             what = {
                 "size": "a number made of the batch's size",
@@ -102,16 +143,10 @@ def _of_rows(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> R
                 "step": "a value computed from all samples",
             }[it.kind]
             return mixed(op, f"combines each sample with {what}")
-        if context.shape(value) and not first.are_in([it]):
-            text = (
-                f"computes the samples along dimension {first.dim} with an array of the same size"
-            )
+        if is_array and not rows.are_in([it]):
+            text = f"computes the samples along dimension {rows.dim} with an array of the same size"
             return mixed(op, f"{text} that does not hold the same samples")
-    scale = _scale(op, operands)
-    if scale is None:
-        taken_out = any(it.factors for it in operands)
-        return mixed(op, _NOT_LINEAR if taken_out else UNEVEN)
-    return replace(first, splat=None).with_scale(scale)
+    return None
 
 
 _NOT_LINEAR = (

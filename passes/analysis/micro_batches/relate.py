@@ -54,6 +54,7 @@ _READ_MIXED = CONTROL_FLOW | {
 }
 """Ops of which a result may be known though an operand mixes samples."""
 _REFUSE_POSITIONS = {
+    "stablehlo.batch_norm_inference",
     "stablehlo.concatenate",
     "stablehlo.convolution",
     "stablehlo.dot",
@@ -407,6 +408,7 @@ def _manual(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> li
 _RULES: dict[str, _Rule] = {
     "chlo.top_k": indexing.top_k,
     "sdy.manual_computation": _manual,
+    "stablehlo.batch_norm_inference": elementwise.batch_norm_inference,
     "stablehlo.broadcast_in_dim": shapes.broadcast_in_dim,
     "stablehlo.case": lambda context, op, operands: _branches(context, op, operands[0]),
     "stablehlo.cholesky": matrices.of_matrices,

@@ -11,7 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
+from alpa.dialects import ir, stablehlo
+from alpa.dialects.records import i64
 from alpa.passes.analysis.micro_batches import (
     contractions,
     elementwise,
@@ -533,7 +537,79 @@ def _spd(x: jax.Array) -> jax.Array:
     return x[:, :, None] * x[:, None, :] + 4 * jnp.eye(x.shape[1])
 
 
+_batch_norm = Primitive("batch_norm_inference")
+_batch_norm.def_abstract_eval(lambda x, *_, feature: x)
+
+
+def _lower_batch_norm(_: mlir.LoweringRuleContext, *operands: Any, feature: int) -> Any:
+    epsilon = ir.FloatAttr.get_f32(1e-3)
+    return stablehlo.BatchNormInferenceOp(*operands, epsilon, i64(feature)).results
+
+
+mlir.register_lowering(_batch_norm, _lower_batch_norm)
+
+
+def _normalised(
+    x: jax.Array,
+    w: Any,
+    *,
+    scale: Any = None,
+    offset: Any = None,
+    mean: Any = None,
+    variance: Any = None,
+    feature: int = 1,
+) -> jax.Array:
+    """XLA's batch norm with known moments, of numbers of the features that are none of None."""
+    numbers = [w + 1, 3 - w, w, w**2]
+    given = (scale, offset, mean, variance)
+    numbers = [own if it is None else it for own, it in zip(numbers, given, strict=True)]
+    return _batch_norm.bind(x, *numbers, feature=feature)
+
+
 CASES: dict[str, Case] = {
+    "batch norm": Case(lambda x, w: _normalised(x, w), "xw", "rows"),
+    "batch norm, samples last": Case(lambda t, w: _normalised(t, w, feature=0), "tw", "rows"),
+    "batch norm of parameters": Case(lambda v, w: _normalised(v, w, feature=0), "vw", "same"),
+    "batch norm by a mean of samples": Case(
+        lambda x, w: _normalised(x, w, mean=x.mean(0)), "xw", "mixed"
+    ),
+    "batch norm by a sum of squares of samples": Case(
+        lambda x, w: _normalised(x, w, variance=(x**2).sum(0)), "xw", "mixed"
+    ),
+    "batch norm plus a mean of samples": Case(
+        lambda x, w: _normalised(x, w, offset=x.mean(0)), "xw", "mixed"
+    ),
+    "batch norm times the size": Case(
+        lambda x, w: _normalised(x, w, scale=w * x.shape[0]), "xw", "mixed"
+    ),
+    "batch norm of sums": Case(lambda x, w: _normalised(x.T @ x, w, mean=x.sum(0)), "xw", "step"),
+    "batch norm of samples over the size": Case(
+        lambda x, w: _normalised(
+            x / x.shape[0], w, offset=jnp.zeros_like(w), mean=w / x.shape[0]
+        ).sum(0),
+        "xw",
+        "sum",
+    ),
+    "batch norm of samples over the size, plus numbers": Case(
+        lambda x, w: _normalised(x / x.shape[0], w), "xw", "mixed"
+    ),
+    "batch norm of features that are samples": Case(
+        lambda x, m: _normalised(x, m, feature=0), "xm", "rows"
+    ),
+    "batch norm of parameters by samples": Case(
+        lambda x, m: _normalised(jnp.ones_like(x), m, feature=0), "xm", "rows"
+    ),
+    "batch norm of samples by as many numbers": Case(
+        lambda x, z: _normalised(x, z.sum(1), feature=0, mean=jnp.arange(1.0 * x.shape[0])),
+        "xz",
+        "mixed",
+    ),
+    "file: batch norm of samples by as many numbers": Case(
+        lambda x, z: _normalised(x, z.sum(1), feature=0, mean=jnp.arange(1.0 * x.shape[0])),
+        "xz",
+        "mixed",
+        whole_is_known=False,
+    ),
     "sum": Case(lambda x: x.sum(0), "x", "sum"),
     "mean": Case(lambda x: x.mean(), "x", "sum"),
     "mean of one sample": Case(lambda x: x.mean(0), "x", "sum", number=4),
@@ -868,6 +944,27 @@ SUM = Relation(kind="sum")
 STEP_SUM = _claim(SUM)
 
 FAULTS: dict[str, Fault] = {
+    "a batch norm is linear in x alone": Fault(
+        _rule(
+            RULES,
+            "stablehlo.batch_norm_inference",
+            lambda right, operands: _rows().with_scale(operands[0].scaled),
+        ),
+        lambda x, w: _normalised(x / x.shape[0], w),
+        "xw",
+    ),
+    "a batch norm by moments of the samples is theirs": Fault(
+        _rule(RULES, "stablehlo.batch_norm_inference", _claim(_rows())),
+        lambda x, w: _normalised(x, w, mean=x.mean(0)),
+        "xw",
+    ),
+    "features of a batch norm are no samples": Fault(
+        _wrapped(
+            elementwise, "_spread", lambda right, *_: replace(right, kind="same", free=_ALL_DIMS)
+        ),
+        lambda x, m: _normalised(jnp.ones((3, x.shape[0])), m).max(0).sum(),
+        "xm",
+    ),
     "a maximum over samples is a sum": Fault(
         _rule(RULES, "stablehlo.reduce", STEP_SUM), lambda x: x.max(0), "x"
     ),
