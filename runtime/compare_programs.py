@@ -18,6 +18,7 @@ from alpa.dialects import ir, main_function, separate, terminator, walk
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.data import Program
 from alpa.runtime.comparison import Comparison
+from alpa.runtime.dtypes import is_integer
 from alpa.runtime.loading import load
 from alpa.runtime.noise import Output, Reference, Run, compare_with_noise
 from alpa.runtime.pjrt import CompilerOptions
@@ -70,7 +71,7 @@ def drawn_arguments(source: ir.Module, program: Program, seed: int) -> list[np.n
     """
     arguments = random_arguments(source, seed)
     return [
-        np.full_like(array, array.dtype.kind in "iu") if is_moment(program, n, array) else array
+        np.full_like(array, is_integer(array.dtype)) if is_moment(program, n, array) else array
         for n, array in enumerate(arguments)
     ]
 
@@ -80,7 +81,7 @@ def is_moment(program: Program, number: int, array: np.ndarray) -> bool:
 
     A single float, such as a learning rate, is neither.
     """
-    return (array.dtype.kind in "iu" or bool(array.ndim)) and number in _optimizer_states(program)
+    return (is_integer(array.dtype) or bool(array.ndim)) and number in _optimizer_states(program)
 
 
 def one_device(source: ir.Module, program: Program) -> Reference:

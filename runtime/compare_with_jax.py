@@ -23,6 +23,7 @@ from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.calls import Call, LeafType
 from alpa.runtime.compare_programs import compare_programs, is_moment, narrow_results
 from alpa.runtime.comparison import Comparison
+from alpa.runtime.dtypes import is_integer
 from alpa.runtime.keys import drawn_in_micro_batches
 from alpa.runtime.looped import looped
 from alpa.runtime.markers import to_custom_calls
@@ -226,7 +227,7 @@ def _arguments(prepared: Prepared, call: Call, module: ir.Module, seed: int) -> 
             dtype = None if leaf.type.is_typed_key else leaf.type.dtype
             arrays.append(np.array(value, dtype))
         elif program is not None and is_moment(program, n, drawn[n]):
-            arrays.append(np.full_like(drawn[n], drawn[n].dtype.kind in "iu"))
+            arrays.append(np.full_like(drawn[n], is_integer(drawn[n].dtype)))
         else:
             arrays.append(drawn[n])
     return arrays

@@ -20,6 +20,8 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
+from alpa.runtime.dtypes import is_exact
+
 FACTOR = 10
 """The largest ratio of a difference to the measured noise that counts as noise.
 
@@ -88,7 +90,7 @@ def difference(
     if a.shape != b.shape:
         raise ValueError(f"result {index} has shape {a.shape}, its reference {b.shape}")
     error = distance(a, b, old, old)
-    if b.dtype.kind in "biu":
+    if is_exact(b.dtype):
         bound = 0.0
     else:
         relative = _BOUNDS.get(dtype or b.dtype.name, _BOUND) if relative is None else relative
@@ -107,7 +109,7 @@ def distance(a: Any, b: Any, old_a: Any = None, old_b: Any = None) -> float:
 
 def _change(array: Any, old: Any) -> np.ndarray:
     array = np.asarray(array)
-    if old is None or array.dtype.kind in "biu":
+    if old is None or is_exact(array.dtype):
         return _wide(array)
     return _wide(array) - _wide(np.asarray(old))
 

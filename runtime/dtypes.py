@@ -36,3 +36,13 @@ def numpy_dtype(element_type: str) -> np.dtype[Any]:
     if element_type not in _DTYPES:
         raise ValueError(f"arrays of element type {element_type} are not supported")
     return np.dtype(_DTYPES[element_type])
+
+
+def is_integer(dtype: np.dtype[Any]) -> bool:
+    """Whether a type holds integers, also of 2 or 4 bits, which numpy does not count among them."""
+    return jnp.issubdtype(dtype, jnp.integer)
+
+
+def is_exact(dtype: np.dtype[Any]) -> bool:
+    """Whether a type holds integers or truth values, which are not rounded."""
+    return dtype.kind == "b" or is_integer(dtype)

@@ -12,6 +12,7 @@ import numpy as np
 from alpa.dialects import ir, separate
 from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.comparison import Comparison, Tensor, difference, distance
+from alpa.runtime.dtypes import is_exact
 from alpa.runtime.reassociation import reassociate
 from alpa.runtime.reference import unplanned
 
@@ -122,7 +123,7 @@ def _arrays(results: Sequence[Any]) -> list[np.ndarray]:
 
 
 def _is_finite(array: np.ndarray) -> bool:
-    if array.dtype.kind in "biu":
+    if is_exact(array.dtype):
         return True
     wide = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
     return bool(np.isfinite(wide).all())

@@ -14,7 +14,7 @@ from alpa.dialects.attributes import GRADIENT, LAYER_BOUNDARY
 from alpa.dialects.bindings import func, ir, main_function, sdy, stablehlo, walk
 from alpa.dialects.sharding import Mesh, Sharding
 from alpa.runtime.comparison import compare
-from alpa.runtime.dtypes import numpy_dtype
+from alpa.runtime.dtypes import is_integer, numpy_dtype
 from alpa.runtime.pjrt import compile_module
 
 __all__ = ["compare", "index_bounds", "random_arguments", "run_unplanned", "unplanned"]
@@ -178,7 +178,7 @@ def random_arguments(
         dtype, shape = numpy_dtype(str(type_.element_type)), tuple(type_.shape)
         if dtype.kind == "b":
             arrays.append(generator.integers(0, 2, shape).astype(dtype))
-        elif dtype.kind in "iu":
+        elif is_integer(dtype):
             low, high = integer_range or (0, min(index_bounds(argument), default=2))
             arrays.append(generator.integers(low, max(high, low + 1), shape).astype(dtype))
         elif dtype.kind == "c":

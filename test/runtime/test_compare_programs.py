@@ -161,6 +161,21 @@ def test_noise_that_an_optimizer_amplifies_is_no_fault() -> None:
     assert compared(text, text.replace("1.0e5", "5.0e7")).is_fault
 
 
+@pytest.mark.parametrize("kind", ["i2", "ui2", "i4", "ui4"])
+def test_states_of_few_bits_are_compared_exactly(kind: str) -> None:
+    """Arguments are 0 and 1, as those of wider integers."""
+    text = f"""
+    func.func @main(%w: tensor<16x8x{kind}> {{alpa.role = "state"}}, %x: tensor<16x8x{kind}>)
+        -> (tensor<16x8x{kind}> {{alpa.result = "state:0"}}) {{
+      %y = stablehlo.add %w, %x : tensor<16x8x{kind}>
+      return %y : tensor<16x8x{kind}>
+    }}
+    """
+    (tensor,) = compared(text, text).tensors
+    assert (tensor.difference, tensor.bound, tensor.verdict) == (0.0, 0.0, "equal")
+    assert compared(text, text.replace("add %w, %x", "subtract %w, %x")).is_fault
+
+
 def test_upper_bound_that_is_an_argument_keeps_the_program_well_conditioned() -> None:
     """A batch norm of constants divides by rounding.
 

@@ -79,6 +79,15 @@ def test_change_of_a_count_is_exact() -> None:
     assert (row.error, row.bound) == (1.0, 0.0)
 
 
+@pytest.mark.parametrize("name", ["int2", "uint2", "int4", "uint4"])
+def test_change_of_integers_of_few_bits_is_exact(name: str) -> None:
+    dtype = getattr(jnp, name)
+    old, new = np.array([0, 1, 1], dtype), np.array([1, 0, 1], dtype)
+    assert difference(new, new, old=old).ok
+    row = difference(old, new, old=new)
+    assert (row.error, row.bound, row.ok) == (1.0, 0.0, False)
+
+
 def test_bound_can_be_that_of_another_type() -> None:
     a, b = np.float32([1.01]), np.float32([1.0])
     assert not difference(a, b).ok
