@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Set as AbstractSet
 
-from alpa.dialects import body, func, ir, ops_where, passmanager, sdy, walk
+from alpa.dialects import body, func, ir, is_public, ops_where, passmanager, sdy, walk
 from alpa.dialects.sharding import Mesh
 
 # A reference in an attribute's text: quoted or not.
@@ -14,6 +14,7 @@ SYMBOL = re.compile(r'@(?:"((?:[^"\\]|\\.)*)"|([\w$.-]+))')
 _OVER_MESHES = frozenset(
     {"sharding", "in_shardings", "out_shardings", "replica_groups", "sdy.sharding"}
 )
+_COMPUTATIONS = "called_computations"
 _IN_PLAIN_OPS = ("sdy.sharding", "replica_groups")
 
 
@@ -33,6 +34,27 @@ def referenced_symbols(function: func.FuncOp) -> list[str]:
         for key in keys:
             if key in op.attributes:
                 read(op.attributes[key])
+    return list(found)
+
+
+def hide_computations(module: ir.Module) -> None:
+    """Makes functions private that a custom call computes with. JAX writes them as public ones."""
+    functions = [op for op in module.body.operations if isinstance(op, func.FuncOp)]
+    public = {op.name.value: op for op in functions if is_public(op)}
+    if len(public) <= 1:
+        return
+    for name in computations(module):
+        if name in public:
+            private = ir.StringAttr.get("private", module.context)
+            public[name].attributes["sym_visibility"] = private
+
+
+def computations(root: ir.Module | ir.OpView) -> list[str]:
+    """The functions that custom calls in an op's regions compute with."""
+    found: dict[str, None] = {}
+    for op in ops_where(root, lambda op: _COMPUTATIONS in op.attributes):
+        symbols = ir.ArrayAttr(op.attributes[_COMPUTATIONS])
+        found.update(dict.fromkeys(ir.FlatSymbolRefAttr(symbol).value for symbol in symbols))
     return list(found)
 
 

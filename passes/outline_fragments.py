@@ -39,7 +39,8 @@ results. A value without a sharding is replicated.
 **Requires**: a plan whose micro-batches can be run as it says (`plan/checks.py`).
 
 **Ensures**: each fragment names its module by `alpa.module`. The module holds the fragment's mesh
-and one function. Shardings in it are closed, and its ops have no attributes of Alpa.
+and one public function. Functions that its custom calls compute with are private. Shardings in it
+are closed, and its ops have no attributes of Alpa.
 
 **Options**: none.
 
@@ -56,6 +57,7 @@ from alpa.dialects import body, func, ir, main_function, mpmd, sdy, walk
 from alpa.dialects.elided import elided_constants
 from alpa.dialects.mpmd_types import MeshTensor, read_topology
 from alpa.dialects.sharding import Mesh, Sharding, op_shardings, set_op_shardings
+from alpa.dialects.symbols import computations
 from alpa.passes.base import Pass, PassError, Remark
 from alpa.passes.plan import data
 from alpa.passes.plan.data import Fragment
@@ -88,6 +90,7 @@ class OutlineFragments(Pass):
                 raise PassError(op, f"the fragment is exported already, as @{step.module}")
             with op.location, ir.InsertionPoint(module.body):
                 made = _outline(op, step.mesh, meshes[step.mesh])
+                _copy_computations(op, symbols, made)
                 made.attributes["sym_name"] = ir.StringAttr.get(step.name)
                 unique = symbols.insert(made)
                 op.attributes[data.MODULE] = ir.FlatSymbolRefAttr.get(unique.value)
@@ -119,6 +122,14 @@ def _outline(op: mpmd.FragmentOp, mesh_name: str, mesh: Mesh) -> ir.Operation:
     for inner in walk(block):
         _clean(inner, mesh_name)
     return nested
+
+
+def _copy_computations(op: mpmd.FragmentOp, symbols: ir.SymbolTable, made: ir.Operation) -> None:
+    """Copies the functions that the custom calls of a fragment compute with into its module."""
+    names = computations(op)
+    for name in names:  # grows: those of a function that was copied
+        copy = symbols[name].operation.clone(ip=ir.InsertionPoint(made.regions[0].blocks[0]))
+        names += [other for other in computations(copy.opview) if other not in names]
 
 
 def _clean(op: ir.OpView, mesh: str) -> None:

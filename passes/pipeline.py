@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from alpa.dialects import ir, make_context, parse, passmanager
 from alpa.dialects.caches import forget
+from alpa.dialects.symbols import hide_computations
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import Driver, OptionError, Pass, PassError, Remark, Show, check_kind
 from alpa.passes.pipelines import packages, upstream
@@ -337,6 +338,7 @@ class _Runner:
         module = cast(ir.Module, operation.opview)
         # What a pass builds without a location of its own gets the module's.
         with operation.location:
+            hide_computations(module)
             check_input(module, is_checked=True)
             if isinstance(step, Driver):
                 step.drive(module, remark, self._run_nested)

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from alpa.dialects import bytecode, ir, parse, separate
+from alpa.dialects.symbols import hide_computations
 from alpa.passes.analysis.micro_batches.whole import strip_whole
 from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.calls import Call, LeafType
@@ -100,6 +101,7 @@ def plain_jax(
     ]
     lowered = jax.jit(flat, keep_unused=True).lower(*placed)
     module = parse(bytecode(cast(ir.Module, lowered.compiler_ir())))
+    hide_computations(module)
     to_custom_calls(module)
     compiled = lowered.compile()
 

@@ -21,6 +21,7 @@ from jax.extend.core import Literal as JaxprLiteral
 from jax.sharding import NamedSharding, PartitionSpec
 
 from alpa.dialects import body, bytecode, ir, main_function, parse
+from alpa.dialects.symbols import hide_computations
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.micro_batches.relate import relate
 from alpa.passes.analysis.roles import nearest_arguments
@@ -122,6 +123,7 @@ class Traced:
             stages = with_folded_keys(self.jaxpr, other.jaxpr, keys, self.key_impls)
         module = cast(ir.Module, stages.lower(lowering_platforms=(platform,)).compiler_ir())
         module = parse(bytecode(module))
+        hide_computations(module)
         refuse_host_calls(module)
         to_custom_calls(module)
         if (code := getattr(inspect.unwrap(self._fun), "__code__", None)) is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
-from alpa.dialects import body, func, ir, main_function, mpmd, terminator
+from alpa.dialects import body, func, ir, is_public, main_function, mpmd, terminator
 from alpa.dialects.attributes import signature_attrs
 from alpa.dialects.mpmd_types import mesh_of
 from alpa.dialects.sharding import Mesh
@@ -57,7 +57,7 @@ def fragment_modules(module: ir.Module) -> Iterator[FragmentModule]:
     """The module of each fragment, in program order.
 
     Raises:
-        PassError: a fragment has no module, or one without a function or its mesh.
+        PassError: a fragment has no module, or one without a public function or its mesh.
     """
     nested = {
         ir.StringAttr(op.attributes["sym_name"]).value: op
@@ -76,12 +76,13 @@ def fragment_modules(module: ir.Module) -> Iterator[FragmentModule]:
 
 def _read(op: mpmd.FragmentOp, name: str, nested: ir.Module) -> FragmentModule:
     mesh_name = mesh_of(op)
-    functions = [inner for inner in nested.body.operations if isinstance(inner, func.FuncOp)]
+    functions = [op for op in nested.body.operations if isinstance(op, func.FuncOp)]
+    functions = [function for function in functions if is_public(function)]
     mesh = meshes_by_name(nested).get(mesh_name)
     if len(functions) != 1 or mesh is None:
         raise PassError(
             op,
-            f"module @{name} needs one function and the mesh @{mesh_name}; it has "
-            f"{len(functions)} functions and the meshes {', '.join(meshes_by_name(nested))}",
+            f"module @{name} needs one public function and the mesh @{mesh_name}; it has "
+            f"{len(functions)} and the meshes {', '.join(meshes_by_name(nested))}",
         )
     return FragmentModule(fragment=op, function=functions[0], mesh_name=mesh_name, mesh=mesh)

@@ -111,3 +111,17 @@ module attributes {mhlo.input_output_alias = [{alias = {kind = "may_alias", para
     return %0 : tensor<4xf32>
   }
 }
+
+// -----
+
+// JAX leaves the function that a custom call computes with public.
+// CHECK-LABEL: func.func private @greater
+// CHECK: func.func public @program
+func.func @greater(%a: tensor<f32>, %b: tensor<f32>, %i: tensor<i32>, %j: tensor<i32>) -> tensor<i1> {
+  %0 = stablehlo.compare GT, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+  return %0 : tensor<i1>
+}
+func.func public @program(%x: tensor<8xf32>, %i: tensor<8xi32>, %low: tensor<f32>, %none: tensor<i32>) -> (tensor<2xf32>, tensor<2xi32>) {
+  %0:2 = stablehlo.custom_call @ApproxTopK(%x, %i, %low, %none) {called_computations = [@greater]} : (tensor<8xf32>, tensor<8xi32>, tensor<f32>, tensor<i32>) -> (tensor<2xf32>, tensor<2xi32>)
+  return %0#0, %0#1 : tensor<2xf32>, tensor<2xi32>
+}

@@ -37,7 +37,7 @@ module {
 !x = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
 module {
   func.func public @another_mesh(%x: !x) -> !x attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=2]>>>} {
-    // expected-error @+1 {{module @m needs one function and the mesh @mesh_0; it has 0 functions and the meshes mesh_1}}
+    // expected-error @+1 {{module @m needs one public function and the mesh @mesh_0; it has 0 and the meshes mesh_1}}
     %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"]> (%x) {alpa.module = @m, alpa.part = "forward"} (%a: tensor<8xf32>) {
       mpmd.return %a : tensor<8xf32>
     } : (!x) -> !x

@@ -48,3 +48,37 @@ module {
     return %1 : !w
   }
 }
+
+// -----
+
+!x = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
+module {
+  sdy.mesh @mesh_0 = <["a"=1]>
+  // The functions that a custom call computes with, and theirs, are copied.
+  // CHECK-LABEL: func.func public @computations
+  // CHECK: module @mesh_0.layer_0.forward {
+  // CHECK: func.func public @main(
+  // CHECK: stablehlo.custom_call @foo(%{{.*}}) {called_computations = [@outer]}
+  // CHECK: func.func private @outer
+  // CHECK: stablehlo.custom_call @bar(%{{.*}}) {called_computations = [@inner, @outer]}
+  // CHECK: func.func private @inner
+  // CHECK-NOT: @unused
+  func.func public @computations(%x: !x) -> !x attributes {
+      topology = #mpmd.topology<<"mesh_0" : <["a"=1]>>>} {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"]> (%x) {alpa.part = "forward"} (%a: tensor<8xf32>) {
+      %1 = stablehlo.custom_call @foo(%a) {called_computations = [@outer]} : (tensor<8xf32>) -> tensor<8xf32>
+      mpmd.return %1 : tensor<8xf32>
+    } : (!x) -> !x
+    return %0 : !x
+  }
+  func.func private @outer(%a: tensor<f32>) -> tensor<f32> {
+    %0 = stablehlo.custom_call @bar(%a) {called_computations = [@inner, @outer]} : (tensor<f32>) -> tensor<f32>
+    return %0 : tensor<f32>
+  }
+  func.func private @inner(%a: tensor<f32>) -> tensor<f32> {
+    return %a : tensor<f32>
+  }
+  func.func private @unused(%a: tensor<f32>) -> tensor<f32> {
+    return %a : tensor<f32>
+  }
+}

@@ -525,3 +525,19 @@ def test_forgotten_plans_are_freed() -> None:
     forgotten = [weakref.ref(step.prepare(jnp.ones(n)).executable) for n in range(1, 4)]
     gc.collect()
     assert [it() is None for it in forgotten] == [True, True, False]
+
+
+def test_functions_that_custom_calls_compute_with_are_in_each_stage() -> None:
+    """JAX leaves them public, before the step itself."""
+
+    def step(w: jax.Array, x: jax.Array) -> tuple[Any, Any]:
+        hidden = jax.lax.approx_max_k(x @ w, 4)
+        alpa.mark_layer_boundary()
+        return hidden, jax.lax.approx_max_k(-hidden[0], 2)
+
+    draw = np.random.default_rng(0).normal
+    w, x = (jnp.asarray(draw(size=(8, 8)), jnp.float32) for _ in range(2))
+    run = two_stages(step)
+    assert_close(run(w, x), jax.jit(step)(w, x))
+    assert len(run.plan(w, x).meshes) == 2
+    assert not alpa.compare_with_jax(run, w, x).is_fault
