@@ -102,6 +102,18 @@ def separate(nested: ir.Module | ir.OpView | ir.Operation) -> ir.Module:
     return parse(bytecode(nested), nested.context)
 
 
+def move_contents(source: ir.Module, target: ir.Module) -> None:
+    """Replaces all that a module holds by what another one does, which is left empty."""
+    for op in list(target.body.operations):
+        op.operation.erase()
+    for op in list(source.body.operations):
+        target.body.append(op)
+    for name in list(target.operation.attributes):
+        del target.operation.attributes[name]
+    for name in list(source.operation.attributes):
+        target.operation.attributes[name] = source.operation.attributes[name]
+
+
 def is_bytecode(data: bytes) -> bool:
     """Whether a file that begins like this is MLIR bytecode, which portable artifacts are too."""
     return data.startswith(_BYTECODE)

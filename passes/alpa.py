@@ -94,6 +94,7 @@ from typing import ClassVar, Self, cast
 
 from alpa.dialects import func, ir, main_function
 from alpa.dialects.attributes import FORCED, HELD, PROGRAM
+from alpa.dialects.reading import move_contents
 from alpa.passes.base import (
     Driver,
     NotFasterError,
@@ -241,7 +242,7 @@ class Alpa(Driver):
             self.on_tried(search.tried_until(best))
         for location, message in best.remarks:
             remark(location, message)
-        _move(best.module, module)
+        move_contents(best.module, module)
         with module.context:
             module.operation.attributes[PROGRAM] = ir.StringAttr.get(program)
 
@@ -302,15 +303,3 @@ def planned_for(module: ir.Module) -> str | None:
     """The fingerprint of the program that a module is the plan of, if it says so."""
     attr = module.operation.attributes.get(PROGRAM)
     return attr.value if isinstance(attr, ir.StringAttr) else None
-
-
-def _move(source: ir.Module, target: ir.Module) -> None:
-    """Replaces all that a module holds by what another one does, which is left empty."""
-    for op in list(target.body.operations):
-        op.operation.erase()
-    for op in list(source.body.operations):
-        target.body.append(op)
-    for name in list(target.operation.attributes):
-        del target.operation.attributes[name]
-    for name in list(source.operation.attributes):
-        target.operation.attributes[name] = source.operation.attributes[name]

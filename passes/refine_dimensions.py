@@ -2,7 +2,9 @@
 
 `jax.export` writes programs with dimensions of any size. A plan is for one size, so each name gets
 a number. The other dimensions follow: StableHLO's own passes find the shapes of all values, and
-what the program checks of its sizes is checked here.
+what the program checks of its sizes is checked here. XLA's passes find those of the custom calls
+that JAX writes for `jnp.cumsum` along such a dimension (`stablehlo.dynamic_reduce_window`) and for
+random bits of such a shape (`stablehlo.dynamic_rng_bit_generator`).
 
 **Before**::
 
@@ -48,6 +50,8 @@ from typing import ClassVar
 import numpy as np
 
 from alpa.dialects import func, ir, main_function, passmanager, stablehlo
+from alpa.dialects.reading import move_contents
+from alpa.dialects.refining import has_dynamic_calls, refine_dynamic_calls
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.analysis.symbolic_dims import (
     assertions,
@@ -95,6 +99,11 @@ class RefineDimensions(Pass):
             with errors_at(place):
                 _check(assertion, self.sizes)
             assertion.operation.erase()
+        if has_dynamic_calls(module):
+            with errors_at(place):
+                refined = refine_dynamic_calls(module)
+            move_contents(refined, module)
+            inline_calls(module, main_function(module))  # erases the functions that calls named
         if _IS_SYMBOLIC in module.operation.attributes:
             del module.operation.attributes[_IS_SYMBOLIC]
         check_input(module)

@@ -39,3 +39,22 @@ func.func public @no_expression(%x: tensor<?xf32>) -> tensor<?xf32> {
   stablehlo.custom_call @shape_assertion(%ok, %n) {api_version = 2 : i32, has_side_effect = true, error_message = "'n' = {0} from specification 'n.m' for dimension x.shape[0] (= {0}), ."} : (tensor<i1>, tensor<i32>) -> ()
   return %x : tensor<?xf32>
 }
+
+// -----
+
+// The size of the window is a value of an argument.
+func.func public @main(%x: tensor<?xf32>, %window: tensor<1xi32>) -> tensor<?xf32> {
+  %n = stablehlo.get_dimension_size %x, dim = 0 : (tensor<?xf32>) -> tensor<i32>
+  %ok = stablehlo.compare EQ, %n, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+  stablehlo.custom_call @shape_assertion(%ok, %n) {api_version = 2 : i32, has_side_effect = true, error_message = "'n' = {0} from specification 'n' for dimension x.shape[0] (= {0}), ."} : (tensor<i1>, tensor<i32>) -> ()
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %one = stablehlo.constant dense<1> : tensor<1xi32>
+  %padding = stablehlo.constant dense<0> : tensor<1x2xi32>
+  // expected-error @+1 {{dimension 0 of result 0 of stablehlo.custom_call is dynamic (tensor<?xf32>)}}
+  %0 = stablehlo.custom_call @stablehlo.dynamic_reduce_window(%x, %zero, %window, %one, %one, %one, %padding) {api_version = 2 : i32, called_computations = [@sum]} : (tensor<?xf32>, tensor<f32>, tensor<1xi32>, tensor<1xi32>, tensor<1xi32>, tensor<1xi32>, tensor<1x2xi32>) -> tensor<?xf32>
+  return %0 : tensor<?xf32>
+}
+func.func private @sum(%a: tensor<f32>, %b: tensor<f32>) -> tensor<f32> {
+  %0 = stablehlo.add %a, %b : tensor<f32>
+  return %0 : tensor<f32>
+}

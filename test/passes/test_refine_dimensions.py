@@ -68,6 +68,40 @@ def test_a_symbolic_training_step_is_planned_and_equals_plain_jax() -> None:
         assert all(row.ok for row in compare([np.asarray(a) for a in found], expected))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.cumsum(x, 0),
+        lambda x: x + jax.random.normal(jax.random.key(0, impl="rbg"), x.shape),
+        lambda x: jax.lax.approx_max_k(x, 2),
+    ],
+    ids=["cumsum", "rbg", "approx_max_k"],
+)
+def test_custom_calls_of_any_size_equal_plain_jax(function: Callable[..., Any]) -> None:
+    (b,) = export.symbolic_shape("b")
+    artifact = exported(function, jax.ShapeDtypeStruct((b, 4), jnp.float32))
+    module = alpa.passes.run(artifact, "refine-dimensions{sizes=b=8}")
+    (argument,) = main_function(module).entry_block.arguments
+    assert str(argument.location) == 'loc("x")'
+    assert all("test_refine_dimensions.py" in str(op.location) for op in computing(module))
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("f")
+    found = load(alpa.passes.run(module, "alpa{cluster=cpu:1x2}"))(jnp.asarray(x))
+    expected = jax.tree.leaves(jax.jit(function)(x))
+    assert all(row.ok for row in compare([np.asarray(a) for a in found], expected))
+
+
+def computing(module: ir.Module) -> list[ir.OpView]:
+    *ops, _ = main_function(module).entry_block.operations
+    return [op for op in ops if op.name != "stablehlo.constant"]
+
+
+def test_assertions_are_checked_beside_custom_calls_of_any_size() -> None:
+    (b,) = export.symbolic_shape("b", constraints=["b >= 4"])
+    artifact = exported(lambda x: jnp.cumsum(x, 0), jax.ShapeDtypeStruct((b, 4), jnp.float32))
+    with pytest.raises(ir.MLIRError, match="b=2 is not what the program expects"):
+        alpa.passes.run(artifact, "refine-dimensions{sizes=b=2}")
+
+
 def test_arguments_keep_their_names_and_nothing_symbolic_is_left() -> None:
     module = alpa.passes.run(symbolic_step(), "refine-dimensions{sizes=b=6}")
     assert shapes_of(module) == [[8, 16], [16, 4], [6, 8], [6, 4]]
