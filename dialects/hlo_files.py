@@ -15,9 +15,8 @@ from typing import Any, cast
 
 from alpa.dialects.bindings import attributes_of, ir, make_context, stablehlo, walk
 from alpa.dialects.hlo_text import UNARY
-from alpa.dialects.reading import parse
+from alpa.dialects.reading import is_hlo_text, parse
 
-_TEXT = re.compile(rb"\s*(?://[^\n]*\s+)*HloModule\b")
 _ELIDED = "alpa.elided"
 _ELIDED_TEXT = re.compile(r"\bconstant\(\{\.\.\.\}\)")
 _PLACE = re.compile(r"was parsing (\d+):(\d+): error: ([^\n]+)")
@@ -49,7 +48,7 @@ def read_hlo(data: bytes, context: ir.Context | None = None) -> ir.Module:
     # They take 0.3 s to import, and few programs come from HLO.
     from jaxlib import _hlo, _jax  # noqa: PLC0415  # pyright: ignore[reportAttributeAccessIssue]
 
-    module = _from_text(_hlo, data) if _TEXT.match(data) else _from_proto(_hlo, data)
+    module = _from_text(_hlo, data) if is_hlo_text(data) else _from_proto(_hlo, data)
     if _SMALLEST.search(module.to_string()):
         raise HloError("topk of the smallest values (largest=false) is not in StableHLO")
     proto = module.as_serialized_hlo_module_proto()
@@ -119,7 +118,7 @@ def _without_counterpart(module: Any, opcodes: Sequence[str], data: bytes) -> Hl
         f"{shown} has no counterpart in StableHLO; if XLA has optimised this module, give it as it "
         "was before: XLA dumps it as *.before_optimizations.txt"
     )
-    if not _TEXT.match(data):
+    if not is_hlo_text(data):
         return HloError(message)
     place = re.search(rf"^[ \t]*(?:ROOT )?%?{re.escape(name)} = ".encode(), data, re.MULTILINE)
     if place is None:

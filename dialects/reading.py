@@ -23,6 +23,7 @@ _BRACKETS = b"([{)]}"
 _OTHERS = bytes(set(range(256)) - {*_BRACKETS})
 _NO_CODE = re.compile(rb'"(?:[^"\\\n]|\\.)*"|//[^\n]*')
 """Strings and comments."""
+_HLO = re.compile(rb"\s*(?://[^\n]*\s+)*HloModule\b")
 _BYTECODE = b"ML\xefR"
 _PRODUCER = re.compile(re.escape(_BYTECODE) + rb".StableHLO_v(\d+\.\d+\.\d+)\0", re.DOTALL)
 """How a portable artifact begins. A byte has the version of the bytecode, a text its producer."""
@@ -56,7 +57,7 @@ def parse(source: str | bytes, context: ir.Context | None = None) -> ir.Module:
     version = portable_version(data)
     if version is not None:
         return _read_portable(data, version, context or make_context())
-    _check_depth(data)
+    _check_text(data)
     try:
         text = data if is_bytecode(data) else without_mhlo(data)
         return ir.Module.parse(text, context or make_context())
@@ -74,7 +75,7 @@ def parse_file(path: str | Path, context: ir.Context | None = None) -> ir.Module
             module = parse(changed, context)
             _name_file(module, str(path))
             return module
-        _check_depth(data)
+        _check_text(data)
     try:
         return ir.Module.parseFile(str(path), context or make_context())
     except (ValueError, MemoryError) as error:
@@ -119,6 +120,11 @@ def is_bytecode(data: bytes) -> bool:
     return data.startswith(_BYTECODE)
 
 
+def is_hlo_text(data: bytes) -> bool:
+    """Whether a file that begins like this is HLO, XLA's own format, as text."""
+    return _HLO.match(data) is not None
+
+
 def portable_version(data: bytes) -> str | None:
     """The version of StableHLO that a portable artifact is written in; None for other files."""
     found = _PRODUCER.match(data)
@@ -153,8 +159,12 @@ def _unreadable(reason: str) -> UnreadableError:
     return UnreadableError(f"this is not an MLIR module: {reason}")
 
 
-def _check_depth(text: bytes) -> None:
-    """Raises UnreadableError if the input, text or not, is nested too deep."""
+def _check_text(text: bytes) -> None:
+    """Raises UnreadableError if the input, text or not, is HLO or nested too deep."""
+    if is_hlo_text(text):
+        raise UnreadableError(
+            "this is HLO, not MLIR; convert it to StableHLO: alpa-opt --convert-hlo FILE -o OUT"
+        )
     if is_bytecode(text) or _depth(text) <= _DEEPEST:
         return
     # Brackets in strings and comments may be unbalanced, so they are removed when it matters.

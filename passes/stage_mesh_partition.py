@@ -273,9 +273,9 @@ class StageMeshPartition(Pass):
             show=self.show,
         )
         if not program.graph.ops:
-            raise PassError(
-                function, "there is nothing to plan: @main returns its arguments unchanged"
-            )
+            has_results = bool(function.type.results)
+            why = "returns its arguments unchanged" if has_results else "has no results"
+            raise PassError(function, f"there is nothing to plan: @main {why}")
         return Ready(program=program, held=held, forced=shardings)
 
     def stages_of(self, layers: Ready, remark: Remark) -> Stages:

@@ -56,6 +56,16 @@ def test_a_portable_artifact_is_read_with_its_locations(tmp_path: Path) -> None:
         assert 'loc("model.py":7:3)' in module.operation.get_asm(enable_debug_info=True)
 
 
+@pytest.mark.parametrize("begin", ["", "\n// A comment.\n  "])
+def test_hlo_is_refused_with_the_command_that_converts_it(begin: str, tmp_path: Path) -> None:
+    path = tmp_path / "step.hlo.txt"
+    path.write_text(f"{begin}HloModule step\n\nENTRY main {{ ROOT p = f32[4] parameter(0) }}\n")
+    message = "this is HLO, not MLIR; convert it to StableHLO: alpa-opt --convert-hlo FILE -o OUT"
+    for read in (lambda: parse(path.read_text()), lambda: parse_file(path)):
+        with pytest.raises(ir.MLIRError, match=message):
+            read()
+
+
 def test_the_version_of_a_portable_artifact() -> None:
     module = parse(PROGRAM)
     assert portable_version(write_portable(module, "1.0.0")) == "1.0.0"

@@ -60,6 +60,13 @@ func.func public @nothing_to_compute(%x: tensor<4xf32> {alpa.role = "constant"})
 
 // -----
 
+// expected-error @+1 {{there is nothing to plan: @main has no results}}
+func.func public @nothing_to_return(%x: tensor<4xf32> {alpa.role = "constant"}) {
+  return
+}
+
+// -----
+
 func.func public @from_an_update_into_a_layer(
     %w: tensor<4xf32> {alpa.role = "constant"}, %x: tensor<4xf32> {alpa.role = "constant"})
     -> (tensor<4xf32> {alpa.result = "last"}) {
