@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from alpa.dialects import ir, make_context, parse, passmanager
 from alpa.dialects.caches import forget
@@ -22,9 +22,6 @@ from alpa.passes.pipelines.diagnostics import is_utf8, place_of, with_notes
 from alpa.passes.pipelines.text import Element, Option, PipelineError, did_you_mean
 from alpa.passes.pipelines.text import parse as parse_pipeline
 from alpa.passes.solve.sharding.problem import Solver
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 PASSES = {
     "alpa": "alpa.passes.alpa:Alpa",
@@ -175,12 +172,8 @@ def upstream_names() -> list[str]:
     return upstream.registered()
 
 
-def installed(context: ir.Context) -> dict[str, EntryPoint]:
-    """The passes of other packages, by name.
-
-    Raises:
-        PackageError: two passes have the same name.
-    """
+def installed(context: ir.Context) -> packages.Installed:
+    """The passes of other packages."""
     return packages.installed(PASSES, lambda name: upstream.is_registered(name, context))
 
 
@@ -207,7 +200,7 @@ def parsed(text: str) -> list[Pass | str]:
         context = context or make_context()
         kind = _of_package(text, element, context)
         if kind is None:
-            upstream.check(text, element, partial(_names, text, element, context), context)
+            upstream.check(text, element, partial(_names, context), context)
             steps.append(element.source)
         else:
             steps.append(_configured(text, element, kind))
@@ -218,7 +211,10 @@ def _of_package(text: str, element: Element, context: ir.Context) -> type[Pass] 
     """The pass of an element if it is another package's. Raises PipelineError."""
     if element.nested is not None or upstream.is_registered(element.name, context):
         return None
-    entry = _installed(text, element, context).get(element.name)
+    found = installed(context)
+    if (problem := found.problems.get(element.name)) is not None:
+        raise PipelineError(text, element.position, str(problem))
+    entry = found.passes.get(element.name)
     if entry is None:
         return None
     try:
@@ -227,16 +223,8 @@ def _of_package(text: str, element: Element, context: ir.Context) -> type[Pass] 
         raise PipelineError(text, element.position, str(error)) from error
 
 
-def _names(text: str, element: Element, context: ir.Context) -> list[str]:
-    return [*PASSES, *_installed(text, element, context)]
-
-
-def _installed(text: str, element: Element, context: ir.Context) -> dict[str, EntryPoint]:
-    """The passes of other packages. Raises PipelineError at the element that needs them."""
-    try:
-        return installed(context)
-    except packages.PackageError as error:
-        raise PipelineError(text, element.position, str(error)) from error
+def _names(context: ir.Context) -> list[str]:
+    return [*PASSES, *installed(context).passes]
 
 
 def _configured(text: str, element: Element, kind: type[Pass]) -> Pass:

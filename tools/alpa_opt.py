@@ -1,10 +1,11 @@
 """`alpa-opt`: runs Alpa's and MLIR's passes on a program, for users and tests.
 
 Reads text, bytecode, a portable artifact or, with `--convert-hlo`, HLO from a file or standard
-input. Writes text, bytecode
-with `--emit-bytecode`, or a portable artifact with `--emit-vhlo`. The exit status is 0, or 1 after
-an error. Errors go to standard error as `file:line:column: error: message`, and nothing is written
-then. `--server` answers requests of other programs instead (`server/`).
+input. Writes text, bytecode with `--emit-bytecode`, or a portable artifact with `--emit-vhlo`. The
+exit status is 0, or 1 after an error. Errors go to standard error as `file:line:column: error:
+message`, and nothing is written then. The exception is `--list-passes`: it lists the passes that
+can be used, and then reports those of other packages that cannot. `--server` answers requests of
+other programs instead (`server/`).
 """
 
 from __future__ import annotations
@@ -77,13 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _serve(options)
             return 0
         if options.list_passes:
-            _write("-", "\n".join(_pass_list()).encode())
-            return 0
+            problems: list[packages.PackageError] = []
+            _write("-", "\n".join(_pass_list(problems)).encode())
+            for problem in problems:
+                _say(f"alpa-opt: error: {problem}")
+            return 1 if problems else 0
         return _process(options)
     except (_CommandError, PipelineError) as error:
         _say(str(error))
-    except packages.PackageError as error:
-        _say(f"alpa-opt: error: {error}")
     except ConnectionError:
         pass  # The reader of our output has closed the pipe.
     return 1
@@ -368,15 +370,23 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _pass_list() -> Iterator[str]:
+def _pass_list(problems: list[packages.PackageError]) -> Iterator[str]:
+    """The passes, in lines. Adds to `problems` what is wrong with those of other packages."""
     yield "Our passes:"
     for name in pipeline.PASSES:
         yield from _described(name, pipeline.load_pass(name))
-    others = pipeline.installed(make_unthreaded_context())
+    found = pipeline.installed(make_unthreaded_context())
+    problems += found.problems.values()
+    others: dict[str, type[Pass]] = {}
+    for name, entry in found.passes.items():
+        try:
+            others[name] = packages.load(entry)
+        except packages.PackageError as error:
+            problems.append(error)
     if others:
         yield "\nPasses of other packages:"
-    for name, entry in others.items():
-        yield from _described(name, packages.load(entry))
+    for name, kind in others.items():
+        yield from _described(name, kind)
     yield "\nPasses of MLIR, StableHLO and Shardy can be used in the same pipeline, for example:"
     yield f"  {' '.join(pipeline.upstream_names())}"
     yield "Passes that run on functions are written func.func(pass).\n"

@@ -9,6 +9,7 @@ They are looked for only if a pipeline has a name that neither Alpa nor MLIR kno
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from alpa.passes.base import Pass, UsersCode
@@ -23,33 +24,42 @@ class PackageError(Exception):
     """A package's pass cannot be used: which pass of which package, and why."""
 
 
-def installed(ours: Collection[str], is_registered: Callable[[str], bool]) -> dict[str, EntryPoint]:
-    """The passes of all installed packages, by name.
+@dataclass(frozen=True)
+class Installed:
+    """The passes of all installed packages, by name."""
+
+    passes: dict[str, EntryPoint]
+    problems: dict[str, PackageError]
+    """of names that cannot be used: one of Alpa's or MLIR's, or that of two packages' passes"""
+
+
+def installed(ours: Collection[str], is_registered: Callable[[str], bool]) -> Installed:
+    """The passes of all installed packages.
 
     Args:
         ours: the names of Alpa's passes.
         is_registered: whether MLIR has a pass of a name.
-
-    Raises:
-        PackageError: a name is one of Alpa's or MLIR's, or that of two packages' passes.
     """
     from importlib.metadata import entry_points  # noqa: PLC0415 - costs start-up time
 
-    found: dict[str, EntryPoint] = {}
+    passes: dict[str, EntryPoint] = {}
+    problems: dict[str, PackageError] = {}
     for entry in entry_points(group=GROUP):
         if entry.name in ours or is_registered(entry.name):
             whose = "Alpa" if entry.name in ours else "MLIR"
-            raise PackageError(
+            problems[entry.name] = PackageError(
                 f"{_title(entry)} has the name of a pass of {whose}; rename it or uninstall the "
                 "package"
             )
-        other = found.setdefault(entry.name, entry)
+            continue
+        other = passes.setdefault(entry.name, entry)
         if other.value != entry.value:
-            raise PackageError(
+            problems[entry.name] = PackageError(
                 f"{_title(entry)} has the name of a pass of package {_package(other)!r}; uninstall "
                 "one of them"
             )
-    return found
+    usable = {name: entry for name, entry in passes.items() if name not in problems}
+    return Installed(usable, problems)
 
 
 def load(entry: EntryPoint) -> type[Pass]:

@@ -93,7 +93,7 @@ def test_the_command_runs_and_lists_it(installed: Path) -> None:
 
 def test_without_the_package_it_is_unknown() -> None:
     assert refused("count-ops").message.startswith("unknown pass 'count-ops'")
-    assert pipeline.installed(make_context()) == {}
+    assert pipeline.installed(make_context()).passes == {}
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,21 @@ def test_a_package_that_does_not_load(
     assert error.message.startswith(f"pass 'broken' of package 'broken' does not load: {reason}")
     monkeypatch.delitem(sys.modules, "alpa_broken", raising=False)
     pipeline.check("cse,count-ops")  # the other package can be used
+    done = list_passes(installed)
+    assert done.returncode == 1
+    assert f"alpa-opt: error: {error.message[:50]}" in done.stderr
+    assert "Passes of other packages:\n  count-ops\n      Says how many ops" in done.stdout
+    assert "broken" not in done.stdout
+
+
+def list_passes(site: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ALPA_OPT, "--list-passes"],
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,18 +146,18 @@ def test_a_package_that_does_not_load(
     ],
 )
 def test_a_name_that_is_taken(installed: Path, name: str, message: str) -> None:
+    """Only the pass of that name cannot be used. Alpa's and MLIR's are not replaced."""
     install(installed, "other", {name: "other:Pass"})
-    error = refused("canonicalize,count-ops")
-    assert error.column == 14
-    assert message in error.message
+    if name == "count-ops":
+        error = refused("canonicalize,count-ops")
+        assert error.column == 14
+        assert message in error.message
+    else:
+        pipeline.check("canonicalize,count-ops")
     pipeline.check("canonicalize")  # Nothing but Alpa and MLIR is needed.
-    done = subprocess.run(
-        [ALPA_OPT, "--list-passes"],
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = list_passes(installed)
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+    assert ("Passes of other packages:\n  count-ops" in done.stdout) == (name != "count-ops")
+    assert "\n  stage-mesh-partition\n" in done.stdout
