@@ -4,6 +4,7 @@
     batch* = [axis0+axis1, -, -]          of all arguments whose names begin so
     layers 0-7 on 1x8                     a stage on a submesh of one host with eight devices,
     layers 8-11 on 1x4 as 2x2             in a logical shape
+    schedule = zb-v                       the schedule
 
 Arguments are given by name, by number, or by a range of numbers. Files of hints hold one choice per
 line (`read_hints`).
@@ -25,9 +26,10 @@ from alpa.passes.text_files import read_text
 
 _STAGE = re.compile(r"layers?\s+(\d+(?:-\d+)?)\s+on\s+(\S+)(?:\s+as\s+(\S+))?")
 _SHARDING = re.compile(r"(.+?)\s*=\s*\[([^\[\]]*)\]")
+_SCHEDULE = re.compile(r"schedule\s*=\s*([^\s\[\]]+)")
 _EXPECTED = (
-    "expected an argument's sharding, such as \"state.params['wte'] = [axis0, -]\", or a stage, "
-    'such as "layers 0-7 on 1x8" or "layers 0-7 on 1x8 as 2x4"'
+    "expected an argument's sharding, such as \"state.params['wte'] = [axis0, -]\", a stage, such "
+    'as "layers 0-7 on 1x8" or "layers 0-7 on 1x8 as 2x4", or a schedule, such as "schedule = zb-v"'
 )
 
 
@@ -42,7 +44,17 @@ class ForcedSharding:
         return f"{self.selector} = {dims_text(self.dims)}"
 
 
-Choice = ForcedSharding | FixedStage
+@dataclass(frozen=True, kw_only=True)
+class ForcedSchedule:
+    """The schedule, as the option `schedule` has it."""
+
+    schedule: str
+
+    def __str__(self) -> str:
+        return f"schedule = {self.schedule}"
+
+
+Choice = ForcedSharding | FixedStage | ForcedSchedule
 
 
 class ChoiceError(ValueError):
@@ -61,6 +73,8 @@ def parse_choice(text: str) -> Choice:
             return FixedStage.parse(":".join(it for it in (layers, submesh, shape) if it))
         except OptionError as error:
             raise ChoiceError(f"{text!r} is no choice: {_EXPECTED}") from error
+    if schedule := _SCHEDULE.fullmatch(text.strip()):
+        return ForcedSchedule(schedule=schedule[1])
     sharding = _SHARDING.fullmatch(text.strip())
     if sharding is None:
         raise ChoiceError(f"{text!r} is no choice: {_EXPECTED}")
@@ -88,6 +102,23 @@ def fixed_stages(choices: Sequence[Choice]) -> str:
     return ",".join(str(it) for it in choices if isinstance(it, FixedStage))
 
 
+def forced_schedule(choices: Sequence[Choice], given: str) -> str:
+    """The schedule among the choices, or else the one that is given; `auto` leaves it open.
+
+    Raises:
+        ChoiceError: there are two.
+    """
+    for choice in choices:
+        if isinstance(choice, ForcedSchedule):
+            if given not in ("auto", choice.schedule):
+                raise ChoiceError(
+                    f"{str(choice)!r} cannot be forced: the schedule is {given} already; leave one "
+                    "of them out"
+                )
+            given = choice.schedule
+    return given
+
+
 def forced_shardings(choices: Sequence[Choice], function: func.FuncOp) -> Mapping[int, Dims]:
     """The shardings among the choices by the numbers of the arguments.
 
@@ -96,7 +127,7 @@ def forced_shardings(choices: Sequence[Choice], function: func.FuncOp) -> Mappin
     """
     names, found = Names.of_arguments(function), dict[int, Dims]()
     for choice in choices:
-        if isinstance(choice, FixedStage):
+        if not isinstance(choice, ForcedSharding):
             continue
         try:
             numbers = names.select(choice.selector)

@@ -166,7 +166,8 @@ def parallelize(
         accumulate_dtype: the narrowest type that adds up gradients and other sums or means over
             the micro-batches: "f32", "f64", or "same", the type of each value.
         force: choices that the plan must have, while the search finds the rest: arguments'
-            shardings ("state.params['wte'] = [axis0, -]") and stages ("layers 0-7 on 1x8").
+            shardings ("state.params['wte'] = [axis0, -]"), stages ("layers 0-7 on 1x8") and the
+            schedule ("schedule = zb-v").
         hints: a file of such choices, as `alpa-plan --save-hints` writes it.
         executor, devices, workers, executables: as in `alpa.runtime.load`.
         elastic: whether `alpa.resume` plans for the hosts of the Ray cluster that live, up to those

@@ -33,6 +33,7 @@ from alpa.runtime.choices import (
     Choice,
     ChoiceError,
     fixed_stages,
+    forced_schedule,
     forced_shardings,
     parse_choice,
 )
@@ -74,7 +75,7 @@ class Settings:
 
     Raises:
         ValueError: `inter` is none, and `num_stages` more than one; or a text of `force` is no
-            choice.
+            choice, or is another schedule than `schedule`.
     """
 
     cluster: str
@@ -97,8 +98,7 @@ class Settings:
     capabilities: Capabilities = Capabilities()
 
     def __post_init__(self) -> None:
-        for text in self.force:
-            parse_choice(text)
+        forced_schedule(self.choices, self.schedule)
         if self.inter == "none" and self.num_stages not in ("auto", 1):
             raise ValueError(
                 f"inter=none plans one stage, and num_stages is {self.num_stages}; leave one of "
@@ -131,7 +131,7 @@ class Settings:
             "num-micro-batches": str(self.num_micro_batches),
             "micro-batches": self.micro_batches,
             "num-layers": str(self.num_layers),
-            "schedule": self.schedule,
+            "schedule": forced_schedule(self.choices, self.schedule),
             "intra": self.intra,
             "remat": self.remat,
             "objective": self.objective,

@@ -255,7 +255,8 @@ def parser() -> argparse.ArgumentParser:
         "--save-hints",
         type=Path,
         metavar="FILE",
-        help="where to write the plan's stages and the shardings of its arguments as choices",
+        help="where to write the plan's stages, or its schedule if it has several stages on each "
+        "mesh, and the shardings of its arguments as choices",
     )
     add(
         "--explain",

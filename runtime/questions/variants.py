@@ -57,7 +57,7 @@ class Variants:
 
 
 def chosen_stages(report: PlanReport) -> list[FixedStage | None]:
-    """The stages of a plan as choices; None for a mesh that runs no layer."""
+    """The stages of a plan with one on each mesh as choices; None for a mesh without layers."""
     meshes = {mesh.name: mesh for mesh in report.meshes}
     found: list[FixedStage | None] = []
     for stage in report.stages:

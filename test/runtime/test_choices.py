@@ -11,8 +11,10 @@ from alpa.passes.stages.fixed_stages import FixedStage
 from alpa.runtime.choices import (
     Choice,
     ChoiceError,
+    ForcedSchedule,
     ForcedSharding,
     fixed_stages,
+    forced_schedule,
     forced_shardings,
     parse_choice,
     read_hints,
@@ -38,6 +40,8 @@ func.func public @main(
         ("7=[axis0+axis1,-]", ForcedSharding(selector="7", dims=(("axis0", "axis1"), ()))),
         ("step = []", ForcedSharding(selector="step", dims=())),
         ("layers 0-7 on 1x8", FixedStage(first=0, last=7, submesh=(1, 8))),
+        ("schedule = interleaved-1f1b:4", ForcedSchedule(schedule="interleaved-1f1b:4")),
+        ("schedule = [axis0]", ForcedSharding(selector="schedule", dims=(("axis0",),))),
         ("layer 3 on 2x4 as 4x2", FixedStage(first=3, last=3, submesh=(2, 4), shape=(4, 2))),
     ],
 )
@@ -63,6 +67,14 @@ def test_the_arguments_that_are_meant() -> None:
     choices = [*map(parse_choice, ("params['w'] = [-, axis0]", "layers 0-1 on 1x4", "2 = [-, -]"))]
     assert forced_shardings(choices, function) == {0: ((), ("axis0",)), 2: ((), ())}
     assert fixed_stages(choices) == "0-1:1x4"
+
+
+def test_a_schedule() -> None:
+    choices = [parse_choice("w = [-]"), parse_choice("schedule = zb-v")]
+    assert forced_schedule(choices, "auto") == forced_schedule(choices, "zb-v") == "zb-v"
+    assert forced_schedule(choices[:1], "1f1b") == "1f1b"
+    with pytest.raises(ChoiceError, match="the schedule is 1f1b already; leave one of them out"):
+        forced_schedule(choices, "1f1b")
 
 
 @pytest.mark.parametrize(
