@@ -336,7 +336,8 @@ def _plan_zoo(
         if number not in numbers:
             raise CommandError(indivisible(batch, number))
         numbers = [number]
-    named = options.report is not None or bool(options.force) or are_asked(options)
+    forces = bool(options.force) or options.hints is not None
+    named = options.report is not None or forces or are_asked(options)
 
     def lower(number: int) -> ir.Module:
         return lowered(program, batch // number, locations=named)
@@ -348,7 +349,7 @@ def _plan_zoo(
     def compare(clock: Clock) -> Comparison:
         if sizes:
             small = replace(settings, num_micro_batches=number)
-            return compare_shrunk(lowered(program, batch // number), small, sizes, clock)
+            return compare_shrunk(lower(number), small, sizes, clock)
         return compare_zoo(program, batch, found.planned.module, devices, clock)
 
     return _Result(planned=found.planned, attempts=found.attempts, compare=compare)

@@ -64,6 +64,17 @@ def test_hints_are_written_and_read(
     assert "it is a folder" in capsys.readouterr().err
 
 
+def test_hints_for_a_zoo_program_have_names(tmp_path: Path) -> None:
+    hints, numbers = tmp_path / "hints", tmp_path / "plan.json"
+    options = ["--cluster", "cpu:1x2", "--batch-size", "4", "--num-micro-batches", "1"]
+    zoo = ["zoo:gpt-tiny", *options, "--inter", "none", "--json", str(numbers)]
+    assert main([*zoo, "--save-hints", str(hints)]) == 0
+    assert "state.params['" in hints.read_text()
+    first = json.loads(numbers.read_text())
+    assert main([*zoo, "--hints", str(hints)]) == 0
+    assert json.loads(numbers.read_text())["stages"] == first["stages"]
+
+
 def test_an_explanation(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert planned(program, "--explain", "w", "--explain", "stage 0") == 0
     lines = capsys.readouterr().out.splitlines()
