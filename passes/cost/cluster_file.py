@@ -57,6 +57,43 @@ _MORE: dict[Key, Key] = {
 """What it may have."""
 _HOSTS = ("count", "devices_per_host", "device")
 """What an entry of ``[[hosts]]`` has."""
+_TYPES = (
+    "f4E2M1FN",
+    "f6E2M3FN",
+    "f6E3M2FN",
+    "f8",
+    "f8E3M4",
+    "f8E4M3",
+    "f8E4M3B11FNUZ",
+    "f8E4M3FN",
+    "f8E4M3FNUZ",
+    "f8E5M2",
+    "f8E5M2FNUZ",
+    "f8E8M0FNU",
+    "bf16",
+    "f16",
+    "tf32",
+    "f32",
+    "f64",
+    "complex<f32>",
+    "complex<f64>",
+    "i1",
+    "i2",
+    "i4",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "ui2",
+    "ui4",
+    "ui8",
+    "ui16",
+    "ui32",
+    "ui64",
+)
+"""Element types, as MLIR writes them; `f8` stands for all of 8 bits."""
+_LEAST_USABLE = 2**20
+"""Bytes. A smaller number is no memory of a device, but meant as a share or in another unit."""
 T = TypeVar("T")
 
 _HEADER = re.compile(r"\s*\[\[?\s*([^\[\]]+?)\s*\]")
@@ -104,7 +141,7 @@ def _reader(path: str) -> _Reader:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ClusterError(f"not valid TOML: {error}", _place_in(text, path, error)) from error
-    return _Reader(table, _key_lines(text), _entry_lines(text), path)
+    return _Reader(table, _key_lines(text), _entries(text), path)
 
 
 def _place_in(text: str, path: str, error: tomllib.TOMLDecodeError) -> str:
@@ -130,10 +167,18 @@ def _key_lines(text: str) -> dict[Key, int]:
     return lines
 
 
-def _entry_lines(text: str) -> list[int]:
-    """The lines (from 1) of the headers ``[[hosts]]``."""
-    headers = (_HEADER.match(line) for line in text.splitlines())
-    return [number for number, it in enumerate(headers, start=1) if it and it[1] == "hosts"]
+def _entries(text: str) -> list[dict[str, int]]:
+    """Of each entry ``[[hosts]]``, the lines (from 1) of its keys, and of its header under `""`."""
+    found: list[dict[str, int]] = []
+    table = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _HEADER.match(line):
+            table = header[1]
+            if table == "hosts":
+                found.append({"": number})
+        elif table == "hosts" and (key := _KEY.match(line)):
+            found[-1].setdefault(_split(key[1])[0], number)
+    return found
 
 
 def _split(dotted: str) -> Key:
@@ -142,7 +187,11 @@ def _split(dotted: str) -> Key:
 
 class _Reader:
     def __init__(
-        self, table: dict[str, Any], lines: Mapping[Key, int], entries: Sequence[int], path: str
+        self,
+        table: dict[str, Any],
+        lines: Mapping[Key, int],
+        entries: Sequence[Mapping[str, int]],
+        path: str,
     ) -> None:
         self._table = table
         self._lines = lines
@@ -191,21 +240,34 @@ class _Reader:
             if self._has(where):
                 self._check_keys(where)
         entries: list[Any] = self._table["hosts"]
+        if not entries:
+            raise self._error(
+                ("hosts",),
+                "hosts is an empty list; give the number of equal hosts, or an entry [[hosts]] "
+                "for each kind",
+            )
         found: list[tuple[str, int, int, str]] = []
         for number, entry in enumerate(entries, start=1):
             # A list in one line, `hosts = [{...}]`, has no headers.
-            lines = self._entries or [self._lines[("hosts",)]] * len(entries)
-            place = f"{self._path}:{lines[number - 1]}"
-            if not isinstance(entry, dict) or {*entry} != {*_HOSTS}:
+            lines = self._entries[number - 1] if self._entries else {"": self._lines[("hosts",)]}
+            place = f"{self._path}:{lines['']}"
+            keys = cast("dict[str, object]", entry) if isinstance(entry, dict) else {}
+            for key in keys:
+                if key not in _HOSTS:
+                    raise ClusterError(
+                        f"unknown key {key!r} in [[hosts]] number {number}; {_known(key, _HOSTS)}",
+                        f"{self._path}:{lines.get(key, lines[''])}",
+                    )
+            if {*keys} != {*_HOSTS}:
                 raise ClusterError(
                     f"[[hosts]] number {number} must have {', '.join(_HOSTS)}", place
                 )
-            sizes = [cast("dict[str, object]", entry)[key] for key in _HOSTS[:2]]
+            sizes = [keys[key] for key in _HOSTS[:2]]
             for key, value in zip(_HOSTS, sizes, strict=False):
                 if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                     message = f"{key} must be a whole number from 1 on, not {value!r}"
                     raise ClusterError(f"[[hosts]] number {number}: {message}", place)
-            device = cast("dict[str, object]", entry)["device"]
+            device = keys["device"]
             if not isinstance(device, str):
                 raise ClusterError(f"[[hosts]] number {number}: device must be a string", place)
             found.append((place, cast("int", sizes[0]), cast("int", sizes[1]), device))
@@ -217,9 +279,8 @@ class _Reader:
         title = f"[{'.'.join(where)}]" if where else "the cluster file"
         for key in section:
             if key not in known:
-                near = get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-                raise self._error((*where, key), f"unknown key {key!r} in {title}; {hint}")
+                message = f"unknown key {key!r} in {title}; {_known(key, known)}"
+                raise self._error((*where, key), message)
         self._need(where, section, needed)
 
     def _need(self, where: Key, section: Mapping[str, object], needed: Key) -> None:
@@ -289,6 +350,10 @@ class _Reader:
 
     def _by_type(self, key: Key, read: Callable[[Key], T]) -> dict[str, T]:
         """Figures by element type."""
+        for name in self._section(key):
+            if name not in _TYPES:
+                message = f"unknown element type {name!r} in {key[-1]}; {_known(name, _TYPES)}"
+                raise self._error((*key, name), message)
         figures = {name: read((*key, name)) for name in self._section(key)}
         if "f32" not in figures:
             raise self._error(
@@ -374,14 +439,20 @@ class _Reader:
         return Cost(self._seconds((*key, "alpha")), 1 / self._positive((*key, "beta")))
 
     def _usable(self) -> int:
-        """Bytes for a program: of the device, or a size or share of its own."""
+        """Bytes for a program: of the device, or a share of them up to 1, or a size of its own."""
         memory, key = self._memory(("device", "memory")), ("device", "usable_memory")
         if not self._has(key):
             return memory
         value = self._value(key)
-        if isinstance(value, float):
+        if isinstance(value, float) or value == 1:
             return int(memory * self._fraction(key))
         usable = self._memory(key)
+        if usable < _LEAST_USABLE:
+            raise self._error(
+                key,
+                f"usable_memory is {value!r}, which is {usable:,} bytes; give a share of the "
+                "device's memory up to 1, such as 0.9, or a size from 1MiB on, such as '14GiB'",
+            )
         if usable > memory:
             raise self._error(key, f"usable_memory is more than the device's {memory:,} bytes")
         return usable
@@ -394,6 +465,12 @@ class _Reader:
             return size_of(value)
         except ValueError as error:
             raise self._error(key, f"{key[-1]} {error}") from error
+
+
+def _known(name: str, known: Sequence[str]) -> str:
+    """What an unknown name may be meant as."""
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
 
 
 def _is_point(point: object, most: float) -> bool:

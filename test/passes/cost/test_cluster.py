@@ -210,6 +210,12 @@ def test_errors_in_what_calibration_measures(parse, old, new, message):
         parse(CALIBRATED.replace(old, new, 1))
 
 
+def test_usable_memory_as_a_whole_share(parse):
+    for share in ("1", "1.0"):
+        text = REACHED.replace("usable_memory = 0.9", f"usable_memory = {share}")
+        assert parse(text).device.memory == 16 * 2**30
+
+
 def test_usable_memory_in_bytes(parse):
     text = REACHED.replace("usable_memory = 0.9", 'usable_memory = "14GiB"')
     assert parse(text).device.memory == 14 * 2**30
@@ -219,6 +225,16 @@ def test_usable_memory_in_bytes(parse):
     ("old", "new", "message"),
     [
         ("usable_memory = 0.9", "usable_memory = 1.9", r":6: usable_memory must .* at most 1"),
+        (
+            "usable_memory = 0.9",
+            "usable_memory = 2",
+            ":6: usable_memory is 2, which is 2 bytes; give",
+        ),
+        (
+            "usable_memory = 0.9",
+            'usable_memory = "9KB"',
+            ":6: usable_memory is '9KB', which is 9,000",
+        ),
         ("usable_memory = 0.9", 'usable_memory = "17GiB"', r":6: .* more than the device's 17,179"),
         (", f32 = [[1e9, 0.75]]", "", r":20: matrix lacks 'f32'"),
         ("0.75]]", "1.75]]", r":20: f32 must be a list of \[size, share\] .* at most 1"),
@@ -333,6 +349,7 @@ def test_roofline():
         ("latency = 20e-6\n", "", r":11: \[inter_host\] lacks 'latency'"),
         ("hosts = 8\n", "", r":1: the cluster file lacks 'hosts'"),
         (", f32 = 15.7e12", "", r":6: peak_flops lacks 'f32'"),
+        ("bf16 = ", "f33 = ", r":6: unknown element type 'f33' in peak_flops; did you mean 'f32'"),
         ("f16 = 125e12, bf", "f16 = -1.0, bf", r":6: f16 must be greater than 0 .* not -1.0"),
         ("hosts = 8", "hosts = 0", r":1: hosts must be a whole number from 1 on, not 0"),
         ("hosts = 8", "hosts = 2.5", r":1: hosts must be a whole number"),
@@ -473,7 +490,10 @@ def test_one_kind_is_asked_for() -> None:
         ('"more.toml"', "3", 6, "number 2: device must be a string"),
         ('"more.toml"', '"v1000-16gb"', 6, "device: unknown cluster 'v1000-16gb"),
         ('"more.toml"', '"other.toml"', 6, "device: cannot read the cluster file"),
-        ('"more.toml"', '"more.toml"\nmore = 1', 6, "number 2 must have count"),
+        ('"more.toml"', '"more.toml"\nmore = 1', 10, "unknown key 'more' in [[hosts]] number 2"),
+        (TWO_KINDS, "hosts = []", 1, "hosts is an empty list; give the number of equal hosts"),
+        (TWO_KINDS, "hosts = [{ count = 1, x = 1 }]", 1, "unknown key 'x' in [[hosts]] number 1"),
+        (TWO_KINDS, "hosts = [3]", 1, "[[hosts]] number 1 must have count"),
         ("[[hosts]]\ncount = 2", "kind = 1\n[[hosts]]\ncount = 2", 1, "unknown key 'kind' beside"),
         ("[[hosts]]\ncount = 1", "[between]\nlatency = 1\n[[hosts]]\ncount = 1", 6, "bandwidth"),
     ],

@@ -121,6 +121,7 @@ def test_both_know_the_same_keys() -> None:
         assert {*section["required"]} == {*needed}, where
         assert {*section["properties"]} == {*needed, *more}, where
     assert {*kinds["hosts"]["items"]["properties"]} == {*cluster_file._HOSTS}
+    assert {*defs["element_type"]["enum"]} == {*cluster_file._TYPES}
 
 
 @pytest.mark.parametrize("text", [FILE, KINDS])
@@ -143,6 +144,9 @@ def test_both_accept(text: str, tmp_path: Path) -> None:
         ('"16GiB"', '"0GiB"'),
         ('"16GiB"', '"0.0 GiB"'),
         ("usable_memory = 0.9", "usable_memory = 1.1"),
+        ("usable_memory = 0.9", "usable_memory = 2"),
+        ("f16 = 125e12", "f33 = 125e12"),
+        ("matrix = { f32", "matrix = { f33 = [[1e9, 0.75]], f32"),
         (", f32 = 15.7e12", ""),
         ("f16 = 125e12", "f16 = 0.0"),
         ("memory_bandwidth = 900e9", "memory_bandwith = 900e9"),
@@ -173,6 +177,7 @@ def test_both_refuse(old: str, new: str, tmp_path: Path) -> None:
     [
         ("count = 1", "count = 0"),
         ("count = 1", "number = 1"),
+        (KINDS, "hosts = []"),
         ('"v100-16gb"', "3"),
         ("[between]", "[intra_host]"),
         ("latency = 20e-6", ""),
