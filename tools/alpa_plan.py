@@ -46,6 +46,7 @@ from alpa.passes.plan.text import seconds_text
 from alpa.runtime.choices import ChoiceError
 from alpa.runtime.compile_options import compile_options
 from alpa.runtime.micro_batches import Attempt, best_number, divisors, indivisible
+from alpa.runtime.option_checks import schedule_text
 from alpa.runtime.planning import Capabilities, Planned, PlanningError, Settings, plan
 from alpa.runtime.progress import progress
 from alpa.runtime.questions.compare import ComparisonError
@@ -237,11 +238,11 @@ def _process(options: argparse.Namespace) -> bool:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    """Raises ValueError where options conflict."""
+    """Raises ValueError where options conflict, or the schedule is none."""
     return Settings(
         cluster=options.cluster,
         micro_batches=options.micro_batches,
-        schedule=options.schedule,
+        schedule=schedule_text(options.schedule),
         intra=options.intra,
         inter=options.inter,
         num_stages=options.num_stages,

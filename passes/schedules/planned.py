@@ -15,7 +15,7 @@ from pathlib import Path
 from alpa.passes.schedules.measure import Costs, measure, peak
 from alpa.passes.schedules.named import NAMES, Name, schedule_of, stages_per_mesh
 from alpa.passes.schedules.one_stage import forward_only, stage_list
-from alpa.passes.schedules.table import from_words, parse_table, to_table
+from alpa.passes.schedules.table import from_words, parse_table, table_text, to_table
 from alpa.passes.schedules.verify import ScheduleError, verify
 from alpa.passes.schedules.work import Work, WorkLists
 
@@ -41,7 +41,7 @@ def checked(text: str) -> str:
         text: a name, the rows of a table on one line, or the name of a file with a table.
 
     Raises:
-        ScheduleError: plans cannot use it; for a table with its place.
+        ScheduleError: plans cannot use it, or the file cannot be read; for a table with its place.
     """
     if _has_name(text):
         return text
@@ -50,9 +50,14 @@ def checked(text: str) -> str:
     file = Path(text)
     if not file.is_file():
         raise ScheduleError(
-            f'"{text}" is neither the name of a schedule, {_or(NAMES)}, nor a file with a table'
+            f'"{text}" is neither the name of a schedule, {_or(NAMES)}, nor a file with a table; '
+            f"the planner also takes auto and {TERAPIPE}"
         )
-    return _one_line(parse_table(file.read_text(), name=text, check=_verify_planned))
+    try:
+        rows = table_text(file)
+    except OSError as error:
+        raise ScheduleError(f"{text}: cannot be read: {error.strerror}") from error
+    return _one_line(parse_table(rows, name=text, check=_verify_planned))
 
 
 def label(schedule: str) -> str:

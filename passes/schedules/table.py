@@ -13,6 +13,7 @@ from pathlib import Path
 
 from alpa.passes.schedules.verify import ScheduleError, verify
 from alpa.passes.schedules.work import LETTERS, Kind, Work, WorkLists
+from alpa.passes.text_files import read_text
 
 _WORK = re.compile(r"(\d+)([FBIW])(\d+)")
 _KINDS: dict[str, Kind] = {letter: kind for kind, letter in LETTERS.items()}
@@ -22,11 +23,24 @@ def read_table(file: Path) -> WorkLists:
     """The schedule of a file, checked.
 
     Raises:
-        ScheduleError: a cell is no work, or the schedule cannot be run; the message begins with the
-            file, the line and the column.
+        ScheduleError: it is no UTF-8 text, a cell is no work, or the schedule cannot be run; the
+            message begins with the file, the line and the column.
         OSError: the file cannot be read.
     """
-    return parse_table(file.read_text(), name=str(file))
+    return parse_table(table_text(file), name=str(file))
+
+
+def table_text(file: Path) -> str:
+    """The text of a file. Raises ScheduleError with its place unless it is UTF-8, and OSError."""
+    try:
+        return read_text(file)
+    except UnicodeDecodeError as error:
+        before = error.object[: error.start]
+        line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
+        raise ScheduleError(
+            f"{file}:{line}:{column}: byte 0x{error.object[error.start]:02x} is not UTF-8; a table "
+            "is text such as 0F0,0F1,0B0,0B1"
+        ) from None
 
 
 def parse_table(

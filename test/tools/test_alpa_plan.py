@@ -353,6 +353,14 @@ def test_clusters_that_cannot_be_planned_for(
             "{file} --cluster cpu:1x1 --num-micro-batches auto",
             "alpa-plan: error: --num-micro-batches auto lowers the program for each number",
         ),
+        (
+            "{file} --cluster cpu:1x1 --schedule {table}",
+            "alpa-plan: error: {table}:1:5: 0F0 is listed twice",
+        ),
+        (
+            "{file} --cluster cpu:1x1 --schedule zbv",
+            'alpa-plan: error: "zbv" is neither the name of a schedule, gpipe, 1f1b',
+        ),
         ("{file} --cluster cpu:1x1 --batch-size 4", "alpa-plan: error: --batch-size is for zoo"),
         ("{file} --cluster cpu:1x1 --roles none.toml", "none.toml: error: No such file"),
         (
@@ -419,6 +427,7 @@ def test_errors(
         "dynamic": "func.func @main(%x: tensor<?xf32>) -> tensor<?xf32> {\n"
         "  return %x : tensor<?xf32>\n}\n",
         "roles": ROLES,
+        "table": "0F0,0F0",
     }
     paths = {"file": named} | {name: tmp_path / name for name in texts}
     for name, text in texts.items():

@@ -27,7 +27,7 @@ from alpa.passes.schedules.planned import (
     of_words,
     splits_backward,
 )
-from alpa.passes.schedules.table import to_table
+from alpa.passes.schedules.table import read_table, to_table
 from alpa.passes.schedules.verify import ScheduleError
 from alpa.runtime.script_checks import verify
 from alpa.tools import zoo
@@ -51,6 +51,7 @@ def test_names_are_those_of_plans() -> None:
     ("text", "message"),
     [
         ("2f2b", '"2f2b" is neither the name of a schedule, gpipe, .* or dualpipe-v, nor a file'),
+        ("2f2b", "nor a file with a table; the planner also takes auto and terapipe"),
         ("zb-v:3", '"zb-v:3" is neither the name of a schedule'),
         ("interleaved-1f1b:0", '"interleaved-1f1b:0" is neither the name of a schedule'),
         ("0F0,0B0;1F0,1X0", 'schedule:2:5: "1X0" is no work'),
@@ -74,6 +75,10 @@ def test_texts_of_own_schedules(tmp_path: Path) -> None:
     file.write_text("\n0F0,0F0\n")
     with pytest.raises(ScheduleError, match=r"own.csv:2:5: 0F0 is listed twice"):
         checked(str(file))
+    file.write_bytes(b"0F0,0B0\n1F0,\xff")
+    for read in (checked, lambda name: read_table(Path(name))):
+        with pytest.raises(ScheduleError, match=r"own.csv:2:5: byte 0xff is not UTF-8; a table"):
+            read(str(file))
 
 
 def test_memory_follows_from_the_lists() -> None:
