@@ -301,7 +301,7 @@ def _naming(device: str) -> str:
 def _check_size(kind: str, needs: Sequence[_Need]) -> None:
     """Raises ClusterSizeError unless the nodes have room for the plan's hosts."""
     if kind == "CPU":  # several hosts per node: the largest first, each where most is free
-        left = list(_room(kind))
+        left = _room(kind) or [0.0]  # No node may be alive.
         for need in sorted(needs, key=lambda need: need.count, reverse=True):
             left.sort(reverse=True)
             left[0] -= need.count

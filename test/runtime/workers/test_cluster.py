@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from alpa.dialects import parse
 from alpa.passes.plan.reader import read_planned
 from alpa.runtime.workers import cluster
 from alpa.runtime.workers.cluster import actor_resources, posts_of
+from alpa.runtime.workers.errors import ClusterSizeError
 from alpa.runtime.workers.group import worker_environment
 from alpa.runtime.workers.options import Platform, WorkerOptions
 
@@ -83,3 +86,15 @@ def test_programs_are_lowered_for_the_workers(
     monkeypatch.setattr(cluster.ray, "is_initialized", lambda: True)
     monkeypatch.setattr(cluster.ray, "cluster_resources", lambda: resources)
     assert cluster.lowering_platform(1, WorkerOptions(platform=platform)) == name
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize("nodes", [[], [{"Alive": False, "Resources": {"CPU": 8, "GPU": 8}}]])
+def test_no_node_is_alive(
+    kind: Platform, nodes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "_joined", lambda *_: kind)
+    monkeypatch.setattr(cluster.ray, "nodes", lambda: nodes)
+    message = f"needs 1 host with 4 {kind.upper()}; the nodes of the Ray cluster have none"
+    with pytest.raises(ClusterSizeError, match=message):
+        cluster.living_hosts(2, 4, WorkerOptions())
