@@ -77,6 +77,7 @@ from alpa.passes.analysis.input_checks import check_input, check_unplanned
 from alpa.passes.base import Pass, PassError, Remark, errors_at, option
 from alpa.passes.cost.cluster import AnyCluster, parse_cluster
 from alpa.passes.plan.layer_checks import check_layers, check_stages
+from alpa.passes.plan.text import count_text
 from alpa.passes.schedules.planned import check_numbers, checked, chunks_of, label, own
 from alpa.passes.schedules.verify import ScheduleError
 from alpa.passes.sharding.baselines import Intra
@@ -295,7 +296,8 @@ class StageMeshPartition(Pass):
         except FolderError as error:
             raise PassError(function, f"costs-folder={self.costs_folder}: {error}") from error
         if costs.read:
-            text = f"the costs of {costs.read} meshes were read from {self.costs_folder}"
+            meshes = count_text(costs.read, "mesh", "meshes")
+            text = f"the costs of layers on {meshes} were read from {self.costs_folder}"
             remark(function.location, text)
         return forced(stages, layers.forced, function.arguments)
 

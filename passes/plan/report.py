@@ -355,7 +355,7 @@ def _stage(program: Program, number: int, inside: _Inside) -> StageReport:
                 origin.name for f in forward for origin in f.origins if origin.part != "update"
             )
         ),
-        remat=tuple(f"layer_{layer}" for layer in sorted(n for f in fragments for n in f.remat)),
+        remat=tuple(f"layer_{layer}" for layer in sorted({n for f in fragments for n in f.remat})),
         forward_seconds=seconds("forward"),
         backward_seconds=seconds("backward"),
         update_seconds=seconds("update"),

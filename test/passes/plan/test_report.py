@@ -14,6 +14,7 @@ from alpa.passes import PassError
 from alpa.passes.plan.report import MEMORY_MARGIN, PlanReport, SolverSummary
 from alpa.passes.plan.split_factors import in_words
 from alpa.passes.plan.table import plan_table
+from alpa.tools import zoo
 
 PROGRAM = """\
 func.func public @main(
@@ -177,3 +178,13 @@ def test_the_margin_is_stated_for_gpus() -> None:
     module = planned("cpu:1x1")
     assert PlanReport.of(module).memory_margin is None
     assert "XLA may need" not in plan_table(module)
+
+
+def test_a_layer_with_a_split_backward_is_rematerialised_once() -> None:
+    program = zoo.get("gpt-tiny", num_layers=2).lower(1)
+    options = "cluster=cpu:1x2 mesh-shape=1 num-stages=2 num-layers=4 num-micro-batches=4"
+    planned = passes.run(program, f"alpa{{{options} schedule=zb-h1 remat=layer}}")
+    report = PlanReport.of(planned)
+    expected = [("layer_0", "layer_1"), ("layer_2", "layer_3")]
+    assert [stage.remat for stage in report.stages] == expected
+    assert "stage 1: remat: layers 2-3" in plan_table(planned, report).splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -28,6 +29,16 @@ CLUSTER = replace(_V100S, device=replace(_V100S.device, memory=1 << 20))
 """With so little memory, layers are sharded for prices of memory, too."""
 PLAN = Plan(num_micro_batches=2, schedule="1f1b")
 MESH = (1, 4, (2, 2))
+TWO = """
+func.func public @main(%x: tensor<8x64xf32>, %w: tensor<64x64xf32>, %v: tensor<64x64xf32>)
+    -> tensor<8x64xf32> {
+  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+    : (tensor<8x64xf32>, tensor<64x64xf32>) -> tensor<8x64xf32>
+  %z = stablehlo.dot_general %y, %v, contracting_dims = [1] x [0]
+    : (tensor<8x64xf32>, tensor<64x64xf32>) -> tensor<8x64xf32>
+  return %z : tensor<8x64xf32>
+}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +144,8 @@ def test_plans_are_the_same_with_a_folder(tmp_path: Path) -> None:
     assert not any("were read" in text for text in remarks)
     second = planned(folder)
     assert plain == first == second
-    assert any("were read from" in text for text in remarks)
+    (text,) = (text for text in remarks if "were read from" in text)
+    assert re.match(r"the costs of layers on ([2-9] meshes|1 mesh) were read from ", text)
 
 
 def test_a_folder_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
@@ -142,3 +154,11 @@ def test_a_folder_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
     options = f"cluster=v100-16gb:1x4 num-micro-batches=2 costs-folder={tmp_path / 'file'}"
     with pytest.raises(ir.MLIRError, match=r"costs-folder=.*Not a directory"):
         passes.run(program, f"alpa{{{options}}}")
+
+
+def test_the_remark_counts_one_mesh(tmp_path: Path) -> None:
+    remarks: list[str] = []
+    options = f"cluster=cpu:1x2 num-layers=2 costs-folder={tmp_path / 'costs'}"
+    for _ in range(2):
+        passes.run(TWO, f"alpa{{{options}}}", on_remark=lambda _, text: remarks.append(text))
+    assert f"the costs of layers on 1 mesh were read from {tmp_path / 'costs'}" in remarks
