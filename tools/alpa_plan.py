@@ -72,6 +72,7 @@ from alpa.tools.alpa_plan_questions import (
     hints_of,
     price,
 )
+from alpa.tools.arguments import check_sizes
 from alpa.tools.guard import guard
 from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import until_the_reader_goes
@@ -122,7 +123,7 @@ def _run(options: argparse.Namespace) -> int:
         if options.compare is not None:
             comparison = compared(*options.compare)
             if options.report is not None:
-                check_files(options.report)
+                check_files({"--report": options.report})
                 write_texts({options.report: comparison_page(comparison)})
             with until_the_reader_goes():
                 print(comparison, end="")
@@ -150,6 +151,10 @@ def _process(options: argparse.Namespace) -> bool:
     cluster = parse_cluster(options.cluster)
     if options.shrink and not options.compare_with_jax:
         raise CommandError("--shrink is for --compare-with-jax; add it, or remove --shrink")
+    try:
+        check_sizes("--shrink", options.shrink)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
     if options.compare_with_jax:
         from alpa.tools.devices import DevicesError, make_devices  # noqa: PLC0415 - it needs jax
 
@@ -157,7 +162,13 @@ def _process(options: argparse.Namespace) -> bool:
             make_devices(cluster.num_devices)
         except DevicesError as error:
             raise CommandError(str(error)) from error
-    check_files(options.output, options.json, options.report, options.save_hints)
+    files = {
+        "-o": options.output,
+        "--json": options.json,
+        "--report": options.report,
+        "--save-hints": options.save_hints,
+    }
+    check_files(files)
     if options.export is not None and options.export.exists() and not options.export.is_dir():
         raise CommandError(f"cannot write into {options.export}: it is not a folder")
     check_report(options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -51,13 +52,30 @@ def verify(
         raise CommandError(f"the plan cannot be verified: {error}") from error
 
 
-def check_files(*paths: Path | None) -> None:
-    """Raises CommandError for a file that cannot be written, before anything is planned."""
-    for path in paths:
-        if path is not None and not path.absolute().parent.is_dir():
+def check_files(paths: Mapping[str, Path | None]) -> None:
+    """Checks the files that are to be written, before anything is planned.
+
+    Args:
+        paths: by the options that name them.
+
+    Raises:
+        CommandError: a file cannot be written, or two options name the same one.
+    """
+    named = dict[Path, str]()
+    for option, path in paths.items():
+        if path is None:
+            continue
+        if not path.absolute().parent.is_dir():
             raise CommandError(f"cannot write {path}: there is no folder {path.parent}")
-        if path is not None and path.is_dir():
+        if path.is_dir():
             raise CommandError(f"cannot write {path}: it is a folder")
+        if path == Path(os.devnull):
+            continue
+        other = named.setdefault(path.resolve(), option)
+        if other != option:
+            raise CommandError(
+                f"cannot write {path} for both {other} and {option}; give each a file of its own"
+            )
 
 
 def exports_executables(options: argparse.Namespace) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 import alpa
@@ -87,6 +88,16 @@ def parse_size(text: str) -> tuple[int, int]:
     if not (equals and old.isdigit() and new.isdigit() and 0 < int(new) <= int(old)):
         raise argparse.ArgumentTypeError(f"'{text}' is not OLD=NEW with 0 < NEW <= OLD")
     return int(old), int(new)
+
+
+def check_sizes(option: str, sizes: Sequence[tuple[int, int]]) -> None:
+    """Raises ValueError if an option replaces a size by two others."""
+    found = dict[int, int]()
+    for old, new in sizes:
+        if found.setdefault(old, new) != new:
+            raise ValueError(
+                f"{option} replaces {old} by {found[old]} and by {new}; leave one of them out"
+            )
 
 
 # The names of the types in argparse's messages.

@@ -28,7 +28,7 @@ from pathlib import Path
 from alpa.dialects import ir
 from alpa.passes import PassError
 from alpa.runtime.shrink import elided_to_arguments, shrink
-from alpa.tools.arguments import parse_size
+from alpa.tools.arguments import check_sizes, parse_size
 from alpa.tools.errors import fail
 from alpa.tools.guard import guard, parse_within
 from alpa.tools.interrupts import until_interrupted
@@ -67,6 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("-o", dest="output", type=Path, metavar="OUT", help="default: print it")
     options = parser.parse_args(arguments)
+    try:
+        check_sizes("--dim", options.dims)
+    except ValueError as error:
+        parser.error(str(error))
     try:
         module = parse_within(options.file)
         if options.elided_as_arguments:

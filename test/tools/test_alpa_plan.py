@@ -572,3 +572,29 @@ def test_what_xla_cannot_compile_is_not_compared(
 def test_shrinking_needs_a_comparison(named: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(named), "--cluster", "cpu:1x2", "--shrink", "16=4"]) == 1
     assert "--shrink is for --compare-with-jax" in capsys.readouterr().err
+
+
+def test_a_size_shrinks_to_one_other(named: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--shrink", "16=8", "--shrink", "8=4", "--shrink", "16=4"]
+    assert main([str(named), "--cluster", "cpu:1x2", "--compare-with-jax", *sizes]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "alpa-plan: error: --shrink replaces 16 by 8 and by 4; leave one of them out\n"
+    )
+    assert not captured.out
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("-o", "--save-hints"), ("--json", "-o"), ("--report", "--json")]
+)
+def test_each_output_has_a_file_of_its_own(
+    first: str, second: str, named: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = tmp_path / "out", tmp_path / "." / ".." / tmp_path.name / "out"
+    files = [first, str(one), second, str(other)]
+    assert main([str(named), "--cluster", "cpu:1x1", *files]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("alpa-plan: error: cannot write ")
+    assert {first, second} <= {*error.replace(";", "").split()}
+    assert error.endswith("; give each a file of its own\n")
+    assert not one.exists()

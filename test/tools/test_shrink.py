@@ -46,3 +46,10 @@ def test_command_refuses_an_invalid_size(size: str, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         main(["step.mlir", "--dim", size])
     assert f"'{size}' is not OLD=NEW" in capsys.readouterr().err
+
+
+def test_command_refuses_two_sizes_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["step.mlir", "--dim", "4=2", "--dim", "4=1"])
+    error = capsys.readouterr().err
+    assert "--dim replaces 4 by 2 and by 1; leave one of them out" in error
