@@ -111,11 +111,13 @@ class LayerCluster(Pass):
     name: ClassVar[str] = "layer-cluster"
     num_layers: int | Literal["auto"] = option(
         "auto",
-        "number of layers; `auto` uses the markers, or without them the number of contractions, up "
-        "to 16, or to 4 for each stage if `alpa` is told their number; or fewer layers than 16, "
-        "down to 8, if these receive at most half as many bytes; at least one for each stage that "
-        "`alpa` is told of; under `alpa`, small layers in place of 16, such as the halves of a "
-        "transformer's blocks: up to 72, or 3200 over the number of devices",
+        "number of layers; `auto` cuts at the markers, or without them makes a layer for every 4 "
+        "contractions of the forward part, where the body of a loop is counted once. There is at "
+        "least one layer, and one for each stage that `alpa` is told of. There are up to 16, or "
+        "up to 4 for each stage if `alpa` is told their number. Where this makes 16 layers, fewer "
+        "are taken, down to 8, if they receive at most half as many bytes. Where it makes 16 or "
+        "more, `alpa` takes small layers, such as the halves of a transformer's blocks, if there "
+        "are more of them: up to 72, or 3200 over the number of devices",
     )
     delta: float = option(
         0.5,
