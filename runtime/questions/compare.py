@@ -99,8 +99,13 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedStage:
-    """A stage of one of the plans. Stages are alike if all that people read of them is the same."""
+    """A mesh of one of the plans, with its stage or stages.
 
+    They are alike if all that people read of them is the same.
+    """
+
+    numbers: str
+    """of its stages"""
     layers: str
     devices: str
     shape: str
@@ -112,13 +117,15 @@ class ComparedStage:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All but the strategy."""
+        """All but the numbers and the strategy."""
         return (self.layers, self.devices, self.shape, self.seconds, self.update, self.peak)
 
 
 STAGE_COLUMNS = ("layers", "devices", "shape", "per micro-batch", "update", "peak")
 PARTS = ("slowest stage, all micro-batches", "fill and drain", "transfers and update")
 """Of a predicted step."""
+SHARED_PARTS = ("slowest mesh, all micro-batches", "fill and drain, transfers and update")
+"""If meshes have several stages: how long they take to fill and drain depends on the schedule."""
 NOTE = "seconds of a step; bytes per device of the fullest mesh, others of a step in all"
 
 
@@ -128,8 +135,8 @@ class PlanComparison:
 
     names: tuple[str, str]
     rows: tuple[Difference, ...]
-    stages: tuple[tuple[int, tuple[ComparedStage | None, ComparedStage | None]], ...]
-    """those that differ, by number; None where a plan has fewer"""
+    stages: tuple[tuple[ComparedStage | None, ComparedStage | None], ...]
+    """those that differ, mesh by mesh; None where a plan has fewer"""
 
     def __str__(self) -> str:
         return "\n".join(self._lines()) + "\n"
@@ -143,21 +150,25 @@ class PlanComparison:
             yield "the stages are the same"
             return
         table = [["stage", "plan", *STAGE_COLUMNS]]
-        for number, pair in self.stages:
+        for pair in self.stages:
             for name, it in zip(self.names, pair, strict=True):
                 if it is not None:
-                    table.append([str(number), name, *it.texts])
+                    table.append([it.numbers, name, *it.texts])
         yield from aligned(table, left=(1, 2, 3, 4))
-        for number, name, strategy in self.strategies:
-            yield f"stage {number} of {name}: {strategy}"
+        for stages, name, strategy in self.strategies:
+            yield f"{stages} of {name}: {strategy}"
 
     @property
-    def strategies(self) -> list[tuple[int, str, str]]:
-        """Of the stages that differ, those of the first plan first: number, plan, strategy."""
+    def strategies(self) -> list[tuple[str, str, str]]:
+        """Of the stages that differ, those of the first plan first: stages, plan, strategy."""
         return [
-            (number, name, it.strategy)
+            (
+                f"stage {it.numbers}" if it.numbers.isdigit() else f"stages {it.numbers}",
+                name,
+                it.strategy,
+            )
             for plan, name in enumerate(self.names)
-            for number, pair in self.stages
+            for pair in self.stages
             if (it := pair[plan]) is not None and it.strategy
         ]
 
@@ -168,7 +179,7 @@ def compare(first: Numbers, second: Numbers, names: tuple[str, str]) -> PlanComp
     return PlanComparison(
         names=names,
         rows=(*_settings(first, second), *_seconds(first, second), *_bytes(first, second)),
-        stages=tuple((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1]),
+        stages=tuple(pair for pair in pairs if pair[0] != pair[1]),
     )
 
 
@@ -179,7 +190,7 @@ def _settings(*plans: Numbers) -> Iterator[Difference]:
         if first != second:
             dashed = name.replace("_", "-")
             yield Difference(name=dashed, values=(first, second), unit="text", entry=name)
-    first, second = (len(plan["stages"]) for plan in plans)
+    first, second = map(_num_stages, plans)
     yield Difference(name="stages", values=(first, second), unit="count")
 
 
@@ -190,20 +201,28 @@ def _seconds(*plans: Numbers) -> Iterator[Difference]:
     yield Difference(
         name="predicted step", values=(first, second), unit="seconds", step=first, entry=entry
     )
-    ours, theirs = map(_parts, plans)
+    shared = any(_num_stages(plan) > len(plan["stages"]) for plan in plans)
+    ours, theirs = (_parts(plan, shared=shared) for plan in plans)
     for name in ours:
         values = (ours[name], theirs[name])
         if any(values):
             yield Difference(name=name, values=values, unit="seconds", step=first, is_part=True)
 
 
-def _parts(plan: Numbers) -> dict[str, float]:
-    """The predicted step by what it is spent on, in seconds."""
+def _num_stages(plan: Numbers) -> int:
+    """On all meshes together; a mesh without layers counts as one."""
+    return sum(max(len(stage.get("numbers", ())), 1) for stage in plan["stages"])
+
+
+def _parts(plan: Numbers, *, shared: bool) -> dict[str, float]:
+    """The predicted step by what it is spent on, in seconds: `SHARED_PARTS` or `PARTS`."""
     stages = [stage["forward_seconds"] + stage["backward_seconds"] for stage in plan["stages"]]
     longest = plan["num_micro_batches"] * max(stages)
+    rest = plan["predicted_step_seconds"] - longest
+    if shared:
+        return dict(zip(SHARED_PARTS, (longest, rest), strict=True))
     fill = sum(stages) - max(stages)
-    rest = plan["predicted_step_seconds"] - longest - fill
-    return dict(zip(PARTS, (longest, fill, rest), strict=True))
+    return dict(zip(PARTS, (longest, fill, rest - fill), strict=True))
 
 
 def _bytes(*plans: Numbers) -> Iterator[Difference]:
@@ -238,10 +257,11 @@ def _sent(plan: Numbers) -> Counter[str]:
 
 def _stages(plan: Numbers) -> Iterator[ComparedStage]:
     meshes = {mesh["name"]: mesh for mesh in plan["meshes"]}
-    for stage in plan["stages"]:
+    for number, stage in enumerate(plan["stages"]):
         mesh = meshes[stage["mesh"]]
         layers = [int(name.rpartition("_")[2]) for name in stage["layers"]]
         yield ComparedStage(
+            numbers=ranges_text(sorted(stage.get("numbers") or (number,))),
             layers=ranges_text(sorted(layers)) if layers else "-",
             devices=ranges_text(mesh["devices"]),
             shape="x".join(map(str, mesh["logical_shape"])),

@@ -26,12 +26,13 @@ from alpa.passes.analysis.interface_names import Names
 from alpa.passes.cost.device import size_text
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.report import PlanReport
+from alpa.passes.plan.row_names import num_stages
 from alpa.passes.sharding.forced_results import write_forced_result
 from alpa.passes.sharding.strategies import tensor_layouts
 from alpa.passes.stages.forced_shardings import Dims, dims_text
 from alpa.runtime.planning import Planned
 from alpa.runtime.questions.explanation import Alternative, Explanation, QuestionError
-from alpa.runtime.questions.stage_alternatives import explain_stage
+from alpa.runtime.questions.stage_alternatives import explain_shared_stage, explain_stage
 from alpa.runtime.questions.variants import Variant, Variants
 
 _STAGE = re.compile(r"stage (\d+)")
@@ -56,11 +57,13 @@ def explain(what: str, planned: Planned, clock: Clock) -> tuple[Explanation, ...
     report, variants = PlanReport.of(planned.module), Variants(kept=kept, clock=clock)
     if stage := _STAGE.fullmatch(what.strip()):
         number = int(stage[1])
-        if number >= len(report.stages):
+        if number >= num_stages(report):
             raise QuestionError(
-                f"there is no stage {number} to explain; the plan has {len(report.stages)}, "
+                f"there is no stage {number} to explain; the plan has {num_stages(report)}, "
                 "counted from 0"
             )
+        if num_stages(report) > len(report.stages):
+            return (explain_shared_stage(number, planned.module, report),)
         return (explain_stage(number, report, variants),)
     values = _Values(program=kept.program, planned=planned.module, report=report, variants=variants)
     if line := _LINE.fullmatch(what.strip()):

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from alpa.dialects import ir
 from alpa.passes.cost.cluster import parse_cluster
+from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.report import PlanReport
+from alpa.passes.plan.row_names import num_stages
+from alpa.passes.plan.text import ranges_text
 from alpa.passes.solve.stages import placement
 from alpa.passes.stages.fixed_stages import FixedStage
 from alpa.passes.stages.policy import logical_shapes
@@ -17,6 +21,8 @@ from alpa.runtime.questions.variants import Variant, Variants, chosen_stages
 
 def explain_stage(number: int, report: PlanReport, variants: Variants) -> Explanation:
     """What moving a boundary of a stage, or giving it another submesh or shape, would cost.
+
+    Each mesh of the plan has one stage.
 
     Raises:
         QuestionError: the plan's meshes were given.
@@ -40,6 +46,46 @@ def explain_stage(number: int, report: PlanReport, variants: Variants) -> Explan
         chosen=replace(chosen, choice=stage_text(stages[number])),
         alternatives=tuple(found),
         notes=("the steps are those of finished plans: each cut has its shardings and transfers",),
+    )
+
+
+def explain_shared_stage(number: int, planned: ir.Module, report: PlanReport) -> Explanation:
+    """The layers and the mesh of a stage, in a plan that has several on each mesh.
+
+    No such stage can be forced, so nothing else has a price.
+    """
+    forward = [
+        it for it in read_planned(planned).fragments if it.stage == number and it.runs_forward
+    ]
+    row, mesh = next(
+        (row, mesh)
+        for row, mesh in zip(report.stages, report.meshes, strict=True)
+        if number in row.numbers
+    )
+    layers = [
+        int(origin.name.rpartition("_")[2])
+        for fragment in forward
+        for origin in fragment.origins
+        if origin.part != "update"
+    ]
+    hosts, each = len(mesh.hosts), len(row.numbers)
+    stage = FixedStage(
+        first=min(layers),
+        last=max(layers),
+        submesh=(hosts, len(mesh.devices) // hosts),
+        shape=tuple(mesh.logical_shape),
+    )
+    others = [other for other in sorted(row.numbers) if other != number]
+    beside = f"{'stage' if len(others) == 1 else 'stages'} {ranges_text(others)}"
+    return Explanation(
+        subject=f"stage {number} of {num_stages(report)}",
+        chosen=Alternative(choice=f"{stage_text(stage)}, {mesh.name}, with {beside}"),
+        alternatives=(),
+        notes=(
+            f"the schedule ({report.schedule}) has {each} stages on each of several equal meshes; "
+            "none of them can be forced, so other stages have no price",
+            "plan with a schedule of one stage per mesh, such as 1f1b, for what other stages cost",
+        ),
     )
 
 

@@ -9,6 +9,7 @@ from alpa.passes.plan.text import seconds_text
 from alpa.runtime.questions.compare import (
     NOTE,
     PARTS,
+    SHARED_PARTS,
     STAGE_COLUMNS,
     Difference,
     PlanComparison,
@@ -20,7 +21,10 @@ from alpa.runtime.report.markup import Cell, Html, element, section, table
 if TYPE_CHECKING:
     from alpa.runtime.report.content import Content
 
-_COLORS: dict[str, str] = dict(zip(PARTS, ("compute", "bubble", "transfer"), strict=True))
+_COLORS: dict[str, str] = {
+    **dict(zip(PARTS, ("compute", "bubble", "transfer"), strict=True)),
+    **dict(zip(SHARED_PARTS, ("compute", "transfer"), strict=True)),
+}
 """The class of each part of a step in the styles."""
 
 
@@ -111,8 +115,8 @@ def _stages(it: PlanComparison) -> Iterator[Html]:
         yield element("p", "The stages are the same.")
         return
     rows = [
-        [str(number), name, *stage.texts]
-        for number, pair in it.stages
+        [stage.numbers, name, *stage.texts]
+        for pair in it.stages
         for name, stage in zip(it.names, pair, strict=True)
         if stage is not None
     ]
@@ -121,7 +125,7 @@ def _stages(it: PlanComparison) -> Iterator[Html]:
     yield table(header, rows, caption=caption, left=range(5), long=(1,))
     if it.strategies:
         items = (
-            element("li", f"stage {number} of {name}: {strategy}")
-            for number, name, strategy in it.strategies
+            element("li", f"{stages} of {name}: {strategy}")
+            for stages, name, strategy in it.strategies
         )
         yield element("ul", *items, class_="limits")

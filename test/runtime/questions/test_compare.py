@@ -11,6 +11,7 @@ import pytest
 from alpa import passes
 from alpa.passes.plan.report import PlanReport
 from alpa.runtime.questions.compare import ComparisonError, compare, read_numbers
+from test.runtime.questions.test_hints import CHAIN
 
 PROGRAM = """
 func.func public @main(%x: tensor<64x64xf32> {alpa.role = "batch"}, %w: tensor<64x64xf32>,
@@ -47,6 +48,19 @@ def test_the_differences(reports: list[PlanReport]) -> None:
     assert len(parts) == 3
     rows = [line.split()[:4] for line in lines if re.match(r"\s+\d  [ab]", line)]
     assert rows == [["0", "a", "0-1", "0-3"], ["0", "b", "0", "0-1"], ["1", "b", "1", "2-3"]]
+
+
+def test_stages_that_share_meshes_are_counted(reports: list[PlanReport]) -> None:
+    options = "cluster=cpu:2x2 num-layers=5 num-micro-batches=2 schedule=zb-v"
+    shared = json.loads(PlanReport.of(passes.run(CHAIN, f"alpa{{{options}}}")).to_json())
+    lines = str(compare(json.loads(reports[1].to_json()), shared, ("a", "b"))).splitlines()
+    assert ["stages", "2", "4", "+2"] in [line.split() for line in lines]
+    parts = [line for line in lines if line.startswith("  slowest mesh")]
+    parts += [line for line in lines if line.startswith("  fill and drain, transfers and update")]
+    assert len(parts) == 2
+    rows = [line.split()[:2] for line in lines if re.match(r"\s+[\d,-]+  [ab]", line)]
+    assert rows == [["0", "a"], ["0,3", "b"], ["1", "a"], ["1-2", "b"]]
+    assert any(line.startswith("stages 0,3 of b: ") for line in lines)
 
 
 def test_a_plan_and_itself(reports: list[PlanReport]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from alpa.runtime.planning import Planned, Settings, plan
 from alpa.runtime.questions.explain import QuestionError, explain
 from alpa.runtime.questions.explanation import Alternative, Explanation
 from alpa.runtime.questions.variants import Variants, chosen_stages
+from test.runtime.questions.test_hints import CHAIN
 
 SIZES = (6, 8, 16, 32, 64)
 
@@ -120,6 +122,29 @@ def test_a_stage() -> None:
     assert text.startswith(f"stage 0 of {len(report.stages)}\n")
     steps = [it.step_seconds for it in explanation.alternatives if not it.refused]
     assert steps == sorted(steps, key=lambda it: it or 0.0)
+
+
+def test_a_stage_that_shares_its_mesh() -> None:
+    program = parse(CHAIN)
+    settings = Settings(cluster="cpu:2x2", num_layers=5, num_micro_batches=2, schedule="zb-v")
+    planned = plan(program, settings, Clock(), keep=True)
+    report = PlanReport.of(planned.module)
+    assert [stage.numbers for stage in report.stages] == [(0, 3), (1, 2)]
+    layers = list[str]()
+    for number in range(4):
+        (explanation,) = explain(f"stage {number}", planned, Clock())
+        assert str(explanation).startswith(f"stage {number} of 4\n")
+        assert "the schedule (zb-v) has 2 stages on each" in explanation.notes[0]
+        assert "none of them can be forced" in explanation.notes[0]
+        chosen = re.fullmatch(r"layers? (\S+) on 1x2 as 2, (.+)", explanation.chosen.choice)
+        assert chosen is not None
+        mesh, other = number in (1, 2), (3, 2, 1, 0)[number]
+        assert chosen[2] == f"mesh_{mesh:d}, with stage {other}"
+        first, _, last = chosen[1].partition("-")
+        layers += map(str, range(int(first), int(last or first) + 1))
+    assert layers == ["0", "1", "2", "3", "4"]
+    with pytest.raises(QuestionError, match="no stage 4 to explain; the plan has 4, counted from"):
+        explain("stage 4", planned, Clock())
 
 
 @pytest.mark.parametrize(

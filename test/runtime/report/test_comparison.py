@@ -51,8 +51,9 @@ def test_it_says_what_the_terminal_says(comparison: PlanComparison) -> None:
         at = cells.index(row.name)
         assert cells[at + 1 : at + 4] == [*row.texts, row.text]
     assert len(comparison.stages) == 2
-    for number, name, strategy in comparison.strategies:
-        assert f"stage {number} of {name.replace('<b>', '&lt;b&gt;')}: {strategy}" in html
+    assert [stages for stages, _, _ in comparison.strategies] == ["stage 0", "stage 0", "stage 1"]
+    for stages, name, strategy in comparison.strategies:
+        assert f"{stages} of {name.replace('<b>', '&lt;b&gt;')}: {strategy}" in html
     assert "<b>" not in html
 
 
