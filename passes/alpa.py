@@ -38,9 +38,10 @@ The first four run once. The other four run on a copy of the layers for each can
   with `remat=auto`, if some layers of the plan are and some are not, stages are also planned as
   with `remat=layer`, if the finished step is shorter than its estimate by `_WORTH` and at least
   `_SLOW` times the bound of all plans.
-* **One stage.** What crosses between stages is estimated before it is sharded. If a plan of several
+* **Transfers.** What crosses between stages is estimated before it is sharded. If a plan of several
   stages takes longer than they were estimated at, by `_WORTH`, and nothing restricts the stages,
-  one stage is planned, too, as long as it is estimated to take less than that plan.
+  one stage is planned, too, and stages on each kind of hosts alone, as long as these are estimated
+  to take less than the best plan so far.
 * **Costs.** The costs of sharded layers depend on neither the schedule nor the reserve, so all cuts
   share them (`stages/costing.py`). Meshes that are the same in several cuts are solved once
   (`sharding/solved.py`). All passes share the processes that help them (`workers.py`).

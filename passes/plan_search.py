@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable
+from collections.abc import Generator, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -198,11 +198,8 @@ class PlanSearch:
 
     def _planned(self, schedule: str) -> Candidate:
         """The plan with the shortest predicted step under a schedule. Raises PassError."""
-        best = self._best(self.cut, schedule)
-        for restricted in (self._rematerialised, self._in_one_stage):
-            step = restricted(best)
-            if step is None:
-                continue
+        first = best = self._best(self.cut, schedule)
+        for step in (*self._rematerialised(first), *self._with_fewer_transfers(first)):
             try:
                 other = self._best(step, schedule, best.step_seconds)
             except (MeshOverHostsError, NoRoomError, NotFasterError):
@@ -210,27 +207,30 @@ class PlanSearch:
             best = min(best, other, key=lambda it: it.step_seconds)
         return best
 
-    def _rematerialised(self, best: Candidate) -> StageMeshPartition | None:
-        """The cut of layers that are all rematerialised, where the best plan is slow and has some
+    def _rematerialised(self, first: Candidate) -> Iterator[StageMeshPartition]:
+        """The cut of layers that are all rematerialised, where the first plan is slow and has some
         of them."""
-        if self.cut.remat != "auto" or not best.is_partly_rematerialised:
-            return None
-        plan = best.plan
-        is_slow = best.step_seconds >= _SLOW * plan.estimated_step_bound
-        if not is_slow or best.step_seconds > (1 - _WORTH) * plan.estimated_step_seconds:
-            return None
-        return replace(self.cut, remat="layer")
+        if self.cut.remat != "auto" or not first.is_partly_rematerialised:
+            return
+        plan = first.plan
+        is_slow = first.step_seconds >= _SLOW * plan.estimated_step_bound
+        if is_slow and first.step_seconds <= (1 - _WORTH) * plan.estimated_step_seconds:
+            yield replace(self.cut, remat="layer")
 
-    def _in_one_stage(self, best: Candidate) -> StageMeshPartition | None:
-        """The cut into one stage, where the best plan takes longer than its stages were estimated
-        at: what crosses between stages is estimated before it is sharded."""
+    def _with_fewer_transfers(self, first: Candidate) -> Iterator[StageMeshPartition]:
+        """Cuts into one stage and on one kind of hosts, where the first plan takes longer than its
+        stages were estimated at: what crosses between stages is estimated before it is sharded."""
         cut = self.cut
         is_free = cut.num_stages == cut.mesh_shape == cut.meshes == "auto"
         restricted = cut.fixed_stages or cut.equal_layers or cut.objective != "step"
-        if restricted or not is_free or chunks_of(best.plan.schedule) > 1 or len(best.meshes) == 1:
-            return None
-        is_slow = best.step_seconds > (1 + _WORTH) * best.plan.estimated_step_seconds
-        return replace(cut, num_stages=1) if is_slow else None
+        is_slow = first.step_seconds > (1 + _WORTH) * first.plan.estimated_step_seconds
+        if restricted or not is_free or not is_slow or chunks_of(first.plan.schedule) > 1:
+            return
+        if len(first.meshes) > 1:
+            yield replace(cut, num_stages=1)
+        devices = dict.fromkeys(mesh.device for mesh in first.meshes)
+        for device in devices if len(devices) > 1 else ():
+            yield replace(cut, device=device)
 
     def _best(self, step: StageMeshPartition, schedule: str, best: float = inf) -> Candidate:
         """The better plan of two: of stages cut for the memory that there is, and for more. Raises

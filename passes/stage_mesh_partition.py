@@ -217,6 +217,8 @@ class StageMeshPartition(Pass):
     """from the planner; 2: several stages on a single mesh are of no use"""
     within: float = inf
     """from the planner: seconds of a step; if no cut is estimated to take less, none is of use"""
+    device: str = ""
+    """from the planner: the only device to use, where hosts are of several kinds"""
     stages: Stages | None = None
     """found by the planner for these layers and options; None: they are found here"""
 
@@ -460,6 +462,7 @@ class StageMeshPartition(Pass):
             equal_layers=self.equal_layers,
             fixed=parse_stages(self.fixed_stages),
             over_hosts=self.meshes_over_hosts,
+            device=self.device,
         )
 
     def _check_shared(self, function: func.FuncOp) -> None:

@@ -83,6 +83,8 @@ class AnyMeshes:
     fixed: tuple[FixedStage, ...]
     """stages that the cut must have"""
     over_hosts: bool
+    device: str = ""
+    """the only device that stages may be on, where hosts are of several kinds"""
 
     def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
         """The cut that takes the least time."""
@@ -182,6 +184,7 @@ class AnyMeshes:
         every = [
             (number, submesh)
             for number, kind in enumerate(program.cluster.kinds)
+            if self.device in ("", kind.device.name)
             for submesh in self._sizes(program, kind)
         ]
         if shape is None:

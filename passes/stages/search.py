@@ -56,9 +56,10 @@ Restriction = Callable[[Problem, Sequence[int]], Problem]
 _ROUNDS = 2
 """Questions for each process and for this one between two stage DPs, if there are so many. With
 one, a DP follows each of many short questions; with three, more of the answers are of no use."""
-_FAR = 1.005
+_FAR = 1.05
 """Meshes with which a step takes so many times the best one, by bounds, are not asked ahead: with
-1.1, Wide-ResNet-13B's search asked for more that was of no use than it saved."""
+1.1, Wide-ResNet-13B's search asked for more that was of no use than it saved. With 1.005, shapes of
+one mesh were asked for one after the other in gpt-oss's search."""
 
 _Offer = tuple[Candidate, MeshCandidates]
 
@@ -273,8 +274,14 @@ class Search:
         kinds = [(kind.hosts, kind.devices_per_host) for kind in program.left]
         are_ordered = problem.given is not None or len(kinds) == 1
         for groups in [problem.groups] if are_ordered else orders(kinds):
+            ordered = replace(problem, groups=groups)
+            if found:
+                # Other cuts that the DP finds on its way are of no use if they are not faster.
+                better = stage_dp.solve_below(ordered, min(it.objective for it in found))
+                found += [] if better is None else [better]
+                continue
             try:
-                found.append(stage_dp.solve(replace(problem, groups=groups)))
+                found.append(stage_dp.solve(ordered))
             except NoCutError as error:
                 refused = refused or error
         if not found:

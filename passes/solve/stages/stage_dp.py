@@ -76,6 +76,14 @@ def solve(problem: Problem) -> Solution:
     return found
 
 
+def solve_below(problem: Problem, enough: float) -> Solution | None:
+    """The best cut whose objective is less than `enough`; None if there is none. Raises
+    ``ValueError`` (not a problem)."""
+    problem.check()
+    found = _best_cut(problem, enough)
+    return None if found is None or found.objective >= enough else found
+
+
 def least_steps(problem: Problem, stages: int, enough: float) -> np.ndarray:
     """What T is at least if a cut of so many stages has one on a submesh, [M], in seconds; inf
     where no cut of less than `enough` has."""
@@ -84,13 +92,13 @@ def least_steps(problem: Problem, stages: int, enough: float) -> np.ndarray:
     return Table(problem, enough).least_steps
 
 
-def _best_cut(problem: Problem) -> Solution | None:
-    """The best cut; None if there is none."""
-    first = _first(problem)
+def _best_cut(problem: Problem, enough: float = inf) -> Solution | None:
+    """The best cut; None if there is none, or none of less than `enough`."""
+    first = _first(problem, enough)
     if _number_is_open(problem):
-        return _best_of_numbers(problem, first)
+        return _best_of_numbers(problem, first, enough)
     if first is None:
-        return _solve(problem)
+        return _solve(problem, enough)
     better = _solve(problem, first.objective)
     return _best([first] if better is None else [first, better])
 
@@ -107,9 +115,10 @@ def _numbers(problem: Problem) -> Iterator[Problem]:
         yield replace(problem, num_stages=count)
 
 
-def _first(problem: Problem) -> Solution | None:
+def _first(problem: Problem, enough: float) -> Solution | None:
     """The best cut whose stages end with every `_APART`-th layer, counted from the last one; None
-    if there is none, or if it says nothing: of given meshes, fewest bytes are best."""
+    if there is none of less than `enough`, or if it says nothing: of given meshes, fewest bytes are
+    best."""
     layers = problem.num_layers
     ends = list(range(layers - 1, -1, -_APART)[::-1])
     if len(ends) == layers or problem.minimise != "step" or problem.given is not None:
@@ -124,7 +133,8 @@ def _first(problem: Problem) -> Solution | None:
             max_in_flight=problem.max_in_flight[runs],
             c=problem.c[firsts],
             back=problem.back[ends],
-        )
+        ),
+        enough,
     )
     if found is None:
         return None
@@ -135,11 +145,11 @@ def _first(problem: Problem) -> Solution | None:
     return replace(found, stages=cuts[0], others=tuple(cuts[1:]))
 
 
-def _best_of_numbers(problem: Problem, first: Solution | None) -> Solution | None:
+def _best_of_numbers(problem: Problem, first: Solution | None, enough: float) -> Solution | None:
     """The best cut of all numbers of stages, under a schedule whose memory depends on them."""
     found: list[Solution] = [] if first is None else [first]
     for one in _numbers(problem):
-        cut = _solve(one, _WORTH * min((it.objective for it in found), default=inf))
+        cut = _solve(one, min(enough, _WORTH * min((it.objective for it in found), default=inf)))
         found += [] if cut is None else [cut]
     return _best(found) if found else None
 

@@ -26,7 +26,7 @@ from alpa.passes.solve.stages.problem import (
     Stage,
     verify,
 )
-from alpa.passes.solve.stages.stage_dp import solve
+from alpa.passes.solve.stages.stage_dp import solve, solve_below
 
 Place = tuple[int, int, int]
 """A submesh, the number of its group, and the first of the group's devices that it has."""
@@ -138,6 +138,18 @@ def test_equals_brute_force(problem: Problem) -> None:
             solve(problem)
     else:
         assert solve(problem).objective == pytest.approx(best, rel=1e-9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(problem=problems(), share=st.sampled_from([0.5, 0.999, 1.0, 1.001, 2.0]))
+def test_cuts_below_an_objective(problem: Problem, share: float) -> None:
+    best = brute_force(problem)
+    found = solve_below(problem, inf if best == inf else share * best)
+    if best == inf or share < 1:
+        assert found is None
+    elif share > 1:
+        assert found is not None
+        assert found.objective == pytest.approx(best, rel=1e-9)
 
 
 def cuts(problem: Problem) -> Iterator[tuple[Stage, ...]]:
