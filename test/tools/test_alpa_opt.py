@@ -279,7 +279,7 @@ def test_help_and_list_passes() -> None:
     assert b"alpa-opt step.mlir --pipeline=" in printed
     status, printed, _ = alpa_opt("--list-passes")
     assert status == 0
-    assert b"num-layers: number of layers; `auto` uses the markers" in printed
+    assert b"num-layers: number of layers; `auto` cuts at the markers" in printed
     assert b" (an integer or auto, default auto)" in printed
     assert b"canonicalize" in printed
 
