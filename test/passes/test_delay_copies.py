@@ -41,7 +41,7 @@ def program() -> str:
 
 @cache
 def planned(memory: str) -> str:
-    options = f"cluster=a100-80gb:1x4{memory} num-layers=4 remat=none schedule=1f1b"
+    options = f"cluster=a100-80gb:1x4{memory} num-layers=4 num-stages=2 remat=none schedule=1f1b"
     return str(alpa.passes.run(program(), f"alpa{{{options}}}"))
 
 
