@@ -238,7 +238,7 @@ class Alpa(Driver):
             self.kept.stages = best.stages[-1]
             schedule = best.plan.schedule
             self.kept.cut = replace(self.cut, schedule=schedule, costs=costs, is_checked=True)
-            self.kept.to_plan = search.to_plan
+            self.kept.to_plan = tuple(search.steps_under(schedule))
         if self.on_tried is not None:
             self.on_tried(search.tried_until(best))
         for location, message in best.remarks:

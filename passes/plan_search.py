@@ -333,10 +333,7 @@ class PlanSearch:
         if self.keeps_stages:
             candidate.stages.append(copied(candidate.module))
         with self._noting_refusal(candidate):
-            for step in self.to_plan:
-                is_sharded = isinstance(step, InsertCrossMeshReshard)
-                if is_sharded and splits_backward(candidate.plan.schedule):
-                    self.run_pass(SplitBackward(), candidate.module, candidate.remark)
+            for step in self.steps_under(candidate.plan.schedule):
                 if isinstance(step, IlpShardAnnotate):
                     step = replace(step, workers=self.workers, within=_ALONE * best)
                 self.run_pass(step, candidate.module, candidate.remark)
@@ -369,9 +366,18 @@ class PlanSearch:
         self._note(best.number, outcome="taken")
         return Tried(submeshes=self.costs.tried(), plans=tuple(self.plans))
 
+    def steps_under(self, schedule: str) -> list[Pass]:
+        """The passes that make a plan of stages under a schedule."""
+        found: list[Pass] = []
+        for step in self._to_plan:
+            if isinstance(step, InsertCrossMeshReshard) and splits_backward(schedule):
+                found.append(SplitBackward())
+            found.append(step)
+        return found
+
     @cached_property
-    def to_plan(self) -> tuple[Pass, ...]:
-        """The passes that make a plan of stages, which share the solutions of meshes."""
+    def _to_plan(self) -> tuple[Pass, ...]:
+        """`steps`, which share the solutions of meshes."""
         return tuple(
             replace(step, solved=self.solved, shared=self.costs.shared)
             if isinstance(step, IlpShardAnnotate)

@@ -169,3 +169,31 @@ def test_stages_on_given_meshes_have_no_others() -> None:
     with pytest.raises(QuestionError, match=r"the plan's meshes were given \(0:1,1:1,2:1,3:1\)"):
         explain("stage 0", planned, Clock())
     assert explain(names[0], planned, Clock())
+
+
+def test_the_plan_is_made_again_under_a_schedule_that_splits_backwards() -> None:
+    """Else each other choice would wait for whole backward parts."""
+
+    def step(params: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        def loss(params: list[jax.Array]) -> jax.Array:
+            h = x
+            for w in params:
+                h = jnp.tanh(h @ w)
+            return jnp.mean(h**2)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return [p - 0.1 * g for p, g in zip(params, grads, strict=True)], value
+
+    square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    text = jax.jit(step, donate_argnums=0).lower([square] * 4, square).as_text(debug_info=True)
+    text = text.replace("tensor<f32> {jax", 'tensor<f32> {alpa.result = "mean", jax')
+    settings = Settings(
+        cluster="cpu:1x2", num_layers=4, num_stages=2, num_micro_batches=4, schedule="zb-h1"
+    )
+    planned = plan(parse(text), settings, Clock(), keep=True)
+    same = variants(planned).of_shardings(lambda _: None)
+    assert same.report is not None
+    found = PlanReport.of(planned.module)
+    assert same.report.predicted_step_seconds == found.predicted_step_seconds
+    fragments = [str(it).count("mpmd.fragment") for it in (same.module, planned.module)]
+    assert fragments[0] == fragments[1]
