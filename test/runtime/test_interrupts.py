@@ -191,7 +191,7 @@ class TestOnRay:
 
         def groups() -> list[str]:
             table = placement_group_table()
-            return [key for key, group in table.items() if group["state"] != "REMOVED"]
+            return sorted(key for key, group in table.items() if group["state"] != "REMOVED")
 
         before = groups()
         with parallelized(executor="ray", workers=WORKERS) as step:
