@@ -77,13 +77,13 @@ def _without_mhlo(module: ir.Module) -> list[str]:
     left: list[str] = []
     for op in list(walk(module.body)):
         name = op.operation.name
+        if not name.startswith("mhlo."):
+            continue
         attributes: dict[str, ir.Attribute] = {
             key: it
             for key, it in attributes_of(op)
             if key.startswith("mhlo.") and isinstance(it, ir.Attribute)
         }
-        if not name.startswith("mhlo."):
-            continue
         if name == "mhlo.topk":  # Its k is the size of the results.
             k = ir.RankedTensorType(op.results[0].type).shape[-1]
             i64 = ir.IntegerType.get_signless(64, module.context)

@@ -61,7 +61,7 @@ from typing import ClassVar, cast
 from alpa.dialects import body, ir, main_function, passmanager, sdy, stablehlo, walk
 from alpa.dialects.sharding import AxisRef, Mesh, Sharding
 from alpa.dialects.symbols import lift_inlined_meshes, meshes_by_name
-from alpa.passes.analysis.graph import replace_op
+from alpa.passes.analysis.graph import move_body, replace_op
 from alpa.passes.analysis.input_checks import check_unplanned
 from alpa.passes.base import Pass, PassError, Remark
 from alpa.passes.sharding.manual import fixed_shardings
@@ -156,13 +156,7 @@ def _copy_body(op: sdy.ManualComputationOp, operands: Sequence[ir.Value]) -> lis
     """Copies the ops of the body before the op, and returns what the copy returns."""
     # A clone maps captured values inside regions by itself; its ops are then moved.
     clone = op.operation.clone(ip=False)
-    block = body(clone)
-    for argument, operand in zip(block.arguments, operands, strict=True):
-        argument.replace_all_uses_with(operand)
-    *ops, end = list(block.operations)
-    for inner in ops:
-        inner.operation.move_before(op.operation)
-    returned = list(end.operands)
+    returned = move_body(body(clone), operands, op)
     clone.erase()
     return returned
 

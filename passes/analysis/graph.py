@@ -376,6 +376,17 @@ def replace_op(op: ir.OpView, values: Sequence[ir.Value]) -> None:
     op.operation.erase()
 
 
+def move_body(block: ir.Block, operands: Iterable[ir.Value], before: ir.OpView) -> list[ir.Value]:
+    """Moves the ops of a block in front of an op, with values for its arguments. Returns what its
+    terminator returns."""
+    for argument, operand in zip(block.arguments, operands, strict=True):
+        argument.replace_all_uses_with(operand)
+    *ops, end = list(block.operations)
+    for op in ops:
+        op.operation.move_before(before.operation)
+    return list(end.operands)
+
+
 def first_reader(value: ir.Value, block: ir.Block) -> ir.Operation:
     """The first op of a block that reads a value, itself or in its regions."""
     readers: list[ir.Operation] = []

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 from alpa.dialects import body, ir, sdy
-from alpa.passes.analysis.graph import replace_op
+from alpa.passes.analysis.graph import move_body, replace_op
 from alpa.passes.base import PassError
 
 _PLACED = {
@@ -58,13 +58,7 @@ def import_shardy(ops: Iterable[ir.OpView]) -> None:
 def _inline(op: ir.OpView) -> None:
     """Puts the body of a named computation in its place."""
     operands = _constrained(op, op.operands, _shardings(op, "in_shardings"))
-    block = body(op)
-    for argument, operand in zip(block.arguments, operands, strict=True):
-        argument.replace_all_uses_with(operand)
-    *inner, end = list(block.operations)
-    for one in inner:
-        one.operation.move_before(op.operation)
-    returned = list(end.operands)
+    returned = move_body(body(op), operands, op)
     replace_op(op, _constrained(op, returned, _shardings(op, "out_shardings")))
 
 

@@ -76,8 +76,8 @@ def fragment_modules(module: ir.Module) -> Iterator[FragmentModule]:
 
 def _read(op: mpmd.FragmentOp, name: str, nested: ir.Module) -> FragmentModule:
     mesh_name = mesh_of(op)
-    functions = [op for op in nested.body.operations if isinstance(op, func.FuncOp)]
-    functions = [function for function in functions if is_public(function)]
+    inside = nested.body.operations
+    functions = [it for it in inside if isinstance(it, func.FuncOp) and is_public(it)]
     mesh = meshes_by_name(nested).get(mesh_name)
     if len(functions) != 1 or mesh is None:
         raise PassError(

@@ -7,7 +7,7 @@ from typing import Literal
 from alpa.dialects import body, func, ir, ops_where, sdy
 from alpa.dialects.attributes import signature_attrs
 from alpa.dialects.symbols import referenced_symbols
-from alpa.passes.analysis.graph import replace_op
+from alpa.passes.analysis.graph import move_body, replace_op
 from alpa.passes.analysis.op_kinds import ARITHMETIC
 from alpa.passes.base import PassError
 
@@ -84,13 +84,9 @@ def _inline(call: ir.OpView, callee: func.FuncOp) -> None:
     clone = callee.operation.clone(ip=False)
     block = body(clone)
     operands = _constrained(list(call.operands), callee, "arg_attrs", call)
-    for argument, operand in zip(block.arguments, operands, strict=True):
-        argument.replace_all_uses_with(operand)
-    *ops, end = list(block.operations)
-    for op in ops:
+    for op in block.operations:
         op.operation.location = ir.Location.callsite(op.location, [call.location])
-        op.operation.move_before(call.operation)
-    returned = _constrained(list(end.operands), callee, "res_attrs", call)
+    returned = _constrained(move_body(block, operands, call), callee, "res_attrs", call)
     replace_op(call, returned)
     clone.operation.erase()
 

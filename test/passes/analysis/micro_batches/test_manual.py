@@ -343,8 +343,9 @@ def random_ops(seed: int, depth: int, values: Any, *, together: bool = True) -> 
                 total = lax.ppermute(total, "d", [(0, 1), (1, 0)])
             case 12 | 13 | 14:
                 trip = inner(seeds[0], together=together)
-                several = lambda _, values, trip=trip: trip(values)  # noqa: E731
-                rows, total, other = lax.fori_loop(0, 3, several, (rows, total, other))
+                rows, total, other = lax.fori_loop(
+                    0, 3, lambda _, values, trip=trip: trip(values), (rows, total, other)
+                )
             case 15 | 16:
                 first = (number - 1.5, other[0])[random.integers(2)]
                 branches = [inner(it, together=False) for it in seeds]
