@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from test.processes import ended_on_failure
+from test.processes import ended_on_failure, wait_until_asleep
 
 
 def interrupted(words: list[str], fifo: Path, send: Callable[[int], None]) -> str:
@@ -27,7 +27,9 @@ def interrupted(words: list[str], fifo: Path, send: Callable[[int], None]) -> st
         ) as process,
         ended_on_failure(process),
         fifo.open("w"),
-    ):  # waits until the command reads
+    ):  # waits until the command opens it
+        # Python sees no signal that comes right before a read begins, until that returns.
+        wait_until_asleep(process.pid)
         send(process.pid)
         out, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
