@@ -1,7 +1,7 @@
 """Moves arrays between meshes as planned: tile by tile, from the chosen devices.
 
 The plan gives a transfer's method and the layout in which it arrives. From these,
-`passes.solve.transfers.tiles.deliver` derives which device sends which part of the tensor. The
+`passes.solve.transfers.messages.deliver` derives which device sends which part of the tensor. The
 planner uses the same function for its bytes and seconds, so the runtime sends what was counted. For
 a transfer outside the plan, such as a carried state on its way back to its argument, each device
 fetches its part (`send_recv`).
@@ -25,8 +25,8 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from alpa.passes.plan.data import DeviceMesh, Program, Transfer, Value
-from alpa.passes.solve.transfers.senders import Box
-from alpa.passes.solve.transfers.tiles import Crossing, Message, Method, TiledMesh, deliver
+from alpa.passes.solve.transfers.messages import Message, Method, deliver
+from alpa.passes.solve.transfers.tiles import Box, Crossing, TiledMesh
 from alpa.runtime.dtypes import numpy_dtype
 from alpa.runtime.placement import Placement
 
@@ -78,7 +78,7 @@ class Tiles:
                     f"{', '.join(get_args(Method))}"
                 )
             steps = deliver(crossing, cast(Method, transfer.method))
-            self._known[transfer] = crossing, steps
+            self._known[transfer] = crossing, tuple(tuple(step) for step in steps)
         return self._known[transfer]
 
     def carry(

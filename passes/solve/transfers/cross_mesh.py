@@ -27,27 +27,19 @@ as in ``cost/collectives.py``.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import permutations, product
+from itertools import permutations
 from math import prod
+
+import numpy as np
 
 from alpa.passes.cost.collectives import inside_host, ring_over_hosts
 from alpa.passes.cost.device import Link
 from alpa.passes.cost.reshard import Layout
 from alpa.passes.solve.errors import VerificationError
-from alpa.passes.solve.transfers.senders import Box
-from alpa.passes.solve.transfers.tiles import (
-    Crossing,
-    Message,
-    Method,
-    Pieces,
-    TiledMesh,
-    deliver,
-    tile_number,
-)
+from alpa.passes.solve.transfers.messages import Messages, Method, deliver
+from alpa.passes.solve.transfers.tiles import Crossing, Integers, TiledMesh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +78,14 @@ class Traffic:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Solution:
     """Each device of the destination gets each element of what lands there exactly once."""
 
     method: Method
     landing: Layout
     """the destination's layout after the transfers: the wanted one, or a finer one to gather"""
-    steps: tuple[tuple[Message, ...], ...]
+    steps: tuple[Messages, ...]
     """first from the source; then, in a broadcast, between devices of a host of the destination"""
     transfers: Traffic
     """of all steps"""
@@ -118,14 +110,9 @@ def solve(problem: Problem) -> Solution:
 
 def lower_bound(problem: Problem) -> int:
     """The bytes that have to cross slow links: what each destination host wants and lacks."""
-    pieces = Pieces.of(problem)
-    wanted = {*zip(problem.target.indices, problem.target.hosts, strict=True)}
-    return sum(
-        problem.bytes_of(box)
-        for index, host in wanted
-        for held, box in pieces.boxes(index)
-        if not pieces.holders_on(held, host)
-    )
+    pieces = problem.pieces
+    lacks = pieces.slow & (problem.groups.member[pieces.position] == 0)
+    return int(problem.bytes_of(pieces.boxes[lacks]).sum())
 
 
 def candidates(problem: Problem) -> list[tuple[Method, Layout]]:
@@ -172,9 +159,11 @@ def _spread(problem: Problem, axes: tuple[int, ...], first: int) -> Layout | Non
 
 def of_method(problem: Problem, method: Method, landing: Layout) -> Solution:
     """The transfers of one of the ``candidates``, with balanced senders."""
-    target = replace(problem.target, dims=landing)
-    steps = deliver(replace(problem, target=target), method)
-    gather = _gather(problem, target)
+    landed = problem
+    if landing != problem.target.dims:
+        landed = replace(problem, target=replace(problem.target, dims=landing))
+    steps = deliver(landed, method)
+    gather = _gather(problem, landed.target)
     return Solution(
         method=method,
         landing=landing,
@@ -184,40 +173,27 @@ def of_method(problem: Problem, method: Method, landing: Layout) -> Solution:
     )
 
 
-def _traffic(problem: Problem, step: Sequence[Message]) -> Traffic:
+def _traffic(problem: Problem, step: Messages) -> Traffic:
     """Of transfers at the same time."""
-    hosts = problem.hosts
+    moves = step.sources != step.targets
+    sizes = problem.bytes_of(step.boxes[moves])
+    devices = step.sources[moves], step.targets[moves]
+    hosts = tuple(problem.host_of[it] for it in devices)
+    slow = hosts[0] != hosts[1]
     inside, between = problem.fast.between_meshes, problem.slow.between_meshes
-    total: Counter[bool] = Counter()
-    of_devices: Counter[tuple[str, int]] = Counter()
-    of_hosts: Counter[tuple[str, int]] = Counter()
-    messages: Counter[tuple[str, int, bool]] = Counter()
-    for transfer in step:
-        if transfer.source == transfer.target:
-            continue
-        size = problem.bytes_of(transfer.box)
-        slow = hosts[transfer.source] != hosts[transfer.target]
-        total[slow] += size
-        for way, device in (("out", transfer.source), ("in", transfer.target)):
-            messages[way, device, slow] += 1
-            of_devices[way, device] += size
-            if slow:
-                of_hosts[way, hosts[device]] += size
+    seconds = 0.0
+    for ports, links in zip(devices, hosts, strict=True):  # out, and in
+        length = len(problem.host_of)
+        far, near = (np.bincount(ports[it], minlength=length) for it in (slow, ~slow))
+        through = np.bincount(ports, sizes, length) / inside.bandwidth
+        of_ports = far * between.latency + near * inside.latency + through
+        of_hosts = np.bincount(links[slow], sizes[slow])
+        of_hosts = between.latency + of_hosts[of_hosts > 0] / between.bandwidth
+        seconds = max(seconds, of_ports.max(initial=0.0), of_hosts.max(initial=0.0))
     return Traffic(
-        slow_bytes=total[True],
-        fast_bytes=total[False],
-        seconds=max(
-            (
-                *(
-                    messages[way, device, True] * between.latency
-                    + messages[way, device, False] * inside.latency
-                    + size / inside.bandwidth
-                    for (way, device), size in of_devices.items()
-                ),
-                *(between.latency + size / between.bandwidth for size in of_hosts.values()),
-            ),
-            default=0.0,
-        ),
+        slow_bytes=int(sizes[slow].sum()),
+        fast_bytes=int(sizes[~slow].sum()),
+        seconds=float(seconds),
     )
 
 
@@ -249,22 +225,14 @@ def _ring(problem: Problem, mesh: TiledMesh, axes: tuple[int, ...], held: int) -
     a host share its slow link.
     """
     size = prod(mesh.sizes[axis] for axis in axes)
-    rings: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
-    for host, at in zip(mesh.hosts, mesh.coordinates, strict=True):
-        ring = tuple(c for axis, c in enumerate(at) if axis not in axes)
-        rings[ring].append((tile_number(at, mesh.sizes, axes), host))
-    leaving: Counter[int] = Counter()
-    entering: Counter[int] = Counter()
-    for ring in rings.values():
-        hosts = [host for _, host in sorted(ring)]
-        for here, there in zip(hosts, (*hosts[1:], hosts[0]), strict=True):
-            if here != there:
-                leaving[here] += 1
-                entering[there] += 1
-    crossings = leaving.total()
+    others = tuple(axis for axis in range(len(mesh.sizes)) if axis not in axes)
+    order = np.lexsort((mesh.numbers(axes), mesh.numbers(others)))
+    here = np.array(mesh.hosts)[order].reshape(-1, size)
+    there = np.roll(here, -1, axis=1)
+    crossings = int((here != there).sum())
     if crossings:
-        shared = max(*leaving.values(), *entering.values())
-        each = crossings / len(rings)
+        shared = max(int(np.bincount(hosts[here != there]).max()) for hosts in (here, there))
+        each = crossings / len(here)
         cost = ring_over_hosts(problem.fast, problem.slow, size, crossings=each, rings=shared)
     else:
         cost = inside_host("all-gather", problem.fast, size)
@@ -281,34 +249,14 @@ def verify(problem: Problem, solution: Solution) -> None:
     Raises ``VerificationError`` where a device cannot send what it shall, gets something twice or
     not at all, or the bytes are not those of ``solution``.
     """
-    landing = replace(problem.target, dims=solution.landing)
     _verify_landing(problem, solution)
-    held = problem.source.tiles(problem.shape)
-    wanted = landing.tiles(problem.shape)
-    got: dict[int, list[Box]] = defaultdict(list)
-    hosts, carried = problem.hosts, Counter[bool]()
-    for number, step in enumerate(solution.steps):
-        for transfer in step:
-            parts = [held[transfer.source]] if number == 0 else got[transfer.source]
-            size = problem.bytes_of(transfer.box)
-            if not any(_holds(part, transfer.box) for part in parts):
-                covered = sum(problem.bytes_of(_overlap(part, transfer.box)) for part in parts)
-                if covered != size:
-                    message = f"{transfer} in step {number}: the sender does not have it"
-                    raise VerificationError(message)
-            if transfer.source != transfer.target:
-                carried[hosts[transfer.source] != hosts[transfer.target]] += size
-        for transfer in step:
-            got[transfer.target].append(transfer.box)
-    for device, box in wanted.items():
-        if _corners(got[device]) != _corners([box]):
-            raise VerificationError(
-                f"device {device} gets {got[device]}, which is not each element of {box} once"
-            )
+    _verify_senders(problem, solution)
+    _verify_receivers(problem, solution)
+    carried = sum((_traffic(problem, step) for step in solution.steps), Traffic())
     stated = solution.transfers
-    if (carried[True], carried[False]) != (stated.slow_bytes, stated.fast_bytes):
+    if (carried.slow_bytes, carried.fast_bytes) != (stated.slow_bytes, stated.fast_bytes):
         raise VerificationError(
-            f"{carried[True]} slow and {carried[False]} fast bytes are carried, "
+            f"{carried.slow_bytes} slow and {carried.fast_bytes} fast bytes are carried, "
             f"{stated.slow_bytes} and {stated.fast_bytes} are stated"
         )
     least = lower_bound(problem)
@@ -331,31 +279,75 @@ def _verify_landing(problem: Problem, solution: Solution) -> None:
         )
 
 
-def _holds(one: Box, other: Box) -> bool:
-    """Whether a box has all elements of another one."""
-    return all(a <= c and d <= b for (a, b), (c, d) in zip(one, other, strict=True))
+def _verify_senders(problem: Problem, solution: Solution) -> None:
+    """Each device has what it sends: its tile at first, and later what it has got by then.
+
+    Parts that overlap count twice here, but `_verify_receivers` lets no device get such ones.
+    """
+    devices = np.array(problem.source.devices)
+    has = Messages(sources=devices, targets=devices, boxes=problem.source.boxes(problem.shape))
+    for number, step in enumerate(solution.steps):
+        covered = _covered(problem, has, step)
+        for row in np.flatnonzero(covered != problem.bytes_of(step.boxes))[:1]:
+            message = f"{[*step][row]} in step {number}: the sender does not have it"
+            raise VerificationError(message)
+        has = _together([*([has] if number else []), step])
 
 
-def _overlap(one: Box, other: Box) -> Box:
-    return tuple(
-        (max(a, c), max(max(a, c), min(b, d))) for (a, b), (c, d) in zip(one, other, strict=True)
+def _covered(problem: Problem, has: Messages, step: Messages) -> Integers:
+    """Of each message, the bytes that its sender has: it is the target of parts in ``has``."""
+    order = np.argsort(has.targets, kind="stable")
+    targets, boxes = has.targets[order], has.boxes[order]
+    first, last = (np.searchsorted(targets, step.sources, side) for side in ("left", "right"))
+    if (last - first == 1).all():
+        return problem.bytes_of(_overlap(boxes[first], step.boxes))
+    parts = zip(first.tolist(), last.tolist(), step.boxes, strict=True)
+    return np.array(
+        [problem.bytes_of(_overlap(boxes[a:b], box)).sum() for a, b, box in parts], np.int64
     )
 
 
-def _corners(boxes: Iterable[Box]) -> dict[tuple[int, ...], int]:
-    """The corners of boxes with signs, as far as they do not cancel out.
+def _overlap(some: Integers, others: Integers) -> Integers:
+    """[.., dimension, start or stop] of the overlaps of boxes."""
+    start = np.maximum(some[..., 0], others[..., 0])
+    stop = np.minimum(some[..., 1], others[..., 1])
+    return np.stack([start, np.maximum(start, stop)], axis=-1)
 
-    They are those of one box if the others together have each of its elements once, and only then:
-    they are the differences, along all dimensions, of how many boxes an element is in.
+
+def _together(steps: Sequence[Messages]) -> Messages:
+    return Messages(
+        sources=np.concatenate([step.sources for step in steps]),
+        targets=np.concatenate([step.targets for step in steps]),
+        boxes=np.concatenate([step.boxes for step in steps]),
+    )
+
+
+def _verify_receivers(problem: Problem, solution: Solution) -> None:
+    """Each device gets each element of its tile once, and nothing else.
+
+    The corners of boxes have signs: they are the differences, along all dimensions, of how many
+    boxes an element is in. So boxes have each element of another one once if their corners are
+    those of that one, apart from corners that cancel out, and only then.
     """
-    found: dict[tuple[int, ...], int] = defaultdict(int)
-    for box in boxes:
-        for corner, sign in zip(product(*box), _signs(len(box)), strict=True):
-            found[corner] += sign
-    return {corner: count for corner, count in found.items() if count}
-
-
-@cache
-def _signs(rank: int) -> tuple[int, ...]:
-    """Those of a box's corners: -1 where an odd number of its dimensions end."""
-    return tuple(prod(signs) for signs in product((1, -1), repeat=rank))
+    landing = replace(problem.target, dims=solution.landing)
+    devices = np.concatenate([*(step.targets for step in solution.steps), landing.devices])
+    tiles = landing.boxes(problem.shape)
+    boxes = np.concatenate([*(step.boxes for step in solution.steps), tiles])
+    _, corners = np.unique(devices, return_inverse=True)
+    corners = corners[:, None]
+    signs = np.where(np.arange(len(boxes)) < len(boxes) - len(tiles), 1, -1)[:, None]
+    for d in range(len(problem.shape)):
+        ends, along = np.unique(boxes[:, d], return_inverse=True)
+        corners = (corners[:, :, None] * len(ends) + along.reshape(-1, 1, 2)).reshape(
+            len(boxes), -1
+        )
+        signs = (signs[:, :, None] * np.array([1, -1])).reshape(len(boxes), -1)
+    _, corners = np.unique(corners, return_inverse=True)
+    left = np.bincount(corners.ravel(), signs.ravel())
+    for row in np.flatnonzero(left[corners.reshape(signs.shape)].any(axis=1))[:1]:
+        device = int(devices[row])
+        got = [it.box for step in solution.steps for it in step if it.target == device]
+        wanted = landing.tiles(problem.shape).get(device, "nothing")
+        raise VerificationError(
+            f"device {device} gets {got}, which is not each element of {wanted} once"
+        )

@@ -7,51 +7,53 @@ demands are jobs, hosts or devices are machines, and each job can run on some of
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-Box = tuple[tuple[int, int], ...]
-"""(start, stop) of each dimension of a tensor, half-open"""
+import numpy as np
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demand:
-    """A box that a device of the destination gets from one of several devices."""
+class Demands:
+    """Parts of a tensor, each of which a device of the destination gets from one of several."""
 
-    target: int
-    box: Box
-    num_bytes: int
-    """sent over links; 0 if the device already holds the box"""
-    senders: tuple[int, ...]
-    """devices that hold it; first the one at the same position in its mesh as ``target``"""
-    slow: bool
-    """whether all of them are on other hosts"""
+    num_bytes: Integers
+    """[demand]: sent over links; 0 if the device already holds the part"""
+    slow: np.ndarray[Any, np.dtype[np.bool_]]
+    """[demand]: whether all that hold it are on other hosts"""
+    senders: Integers
+    """the devices that hold it, demand after demand; with equal loads the first one is taken"""
+    ends: Integers
+    """[demand]: where its devices in ``senders`` end"""
 
 
-def balance(demands: Sequence[Demand], hosts: Mapping[int, int]) -> tuple[int, ...]:
-    """Senders chosen one after the other, each the host and the device with the least to send.
+def balance(demands: Demands, host_of: Integers) -> Integers:
+    """The sender of each demand, chosen one after the other: the host, then the device, that has
+    the least to send. ``host_of`` has the host of each device.
 
     Demands without a choice come first, then large ones before small ones. Where n hosts hold all,
     no host sends more than 4/3 - 1 / (3n) of the least possible (Graham, 1969).
     """
-    by_host: Counter[int] = Counter()
-    by_device: Counter[int] = Counter()
-    chosen = [0] * len(demands)
-
-    def size(number: int) -> tuple[bool, int, int]:
-        demand = demands[number]
-        return len(demand.senders) > 1, -demand.num_bytes, len(demand.senders)
-
-    for number in sorted(range(len(demands)), key=size):
-        demand = demands[number]
-
-        def load(device: int, slow: bool = demand.slow) -> tuple[int, int]:
-            return by_host[hosts[device]] if slow else 0, by_device[device]
-
-        sender = min(demand.senders, key=load)
+    num_bytes, slow = demands.num_bytes, demands.slow
+    starts = np.concatenate([[0], demands.ends[:-1]])[: len(demands.ends)]
+    counts = demands.ends - starts
+    chosen = demands.senders[starts]
+    by_device = np.zeros(len(host_of), np.int64)
+    by_host = np.zeros(1 + host_of.max(initial=0), np.int64)
+    single = counts == 1
+    np.add.at(by_device, chosen[single], num_bytes[single])
+    np.add.at(by_host, host_of[chosen[single & slow]], num_bytes[single & slow])
+    (free,) = np.nonzero(~single)
+    for number in free[np.lexsort((counts[free], -num_bytes[free]))]:
+        senders = demands.senders[starts[number] : demands.ends[number]]
+        if slow[number]:
+            loads = by_host[host_of[senders]]
+            senders = senders[loads == loads.min()]
+        sender = senders[by_device[senders].argmin()]
         chosen[number] = sender
-        by_device[sender] += demand.num_bytes
-        if demand.slow:
-            by_host[hosts[sender]] += demand.num_bytes
-    return tuple(chosen)
+        by_device[sender] += num_bytes[number]
+        if slow[number]:
+            by_host[host_of[sender]] += num_bytes[number]
+    return chosen

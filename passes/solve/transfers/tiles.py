@@ -1,29 +1,23 @@
-"""A tensor's tiles on two meshes, and the messages that bring it from one to the other.
+"""A tensor's tiles on two meshes, and their overlaps.
 
 A *tile* is what one device holds, a *piece* the overlap of a source tile and a destination tile.
-Any device that holds the source tile may send a piece. It comes from the device itself where it is
-there already, else from a device of its own host, else from another host. The planner and the
-runtime make the messages of a transfer by the same function, `deliver`.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from math import prod
-from typing import Literal
+from typing import Any
+
+import numpy as np
 
 from alpa.passes.cost.cluster import AnyCluster
 from alpa.passes.cost.reshard import Layout
-from alpa.passes.solve.transfers.senders import Box, Demand, balance
 
-Index = tuple[int, ...]
-"""the number of a tile along each dimension"""
-
-Method = Literal["send_recv", "local_all_gather", "broadcast"]
+Box = tuple[tuple[int, int], ...]
+"""(start, stop) of each dimension of a tensor, half-open"""
+Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,19 +46,6 @@ class TiledMesh:
         return TiledMesh(devices=devices, hosts=hosts, sizes=sizes, dims=dims)
 
     @cached_property
-    def coordinates(self) -> tuple[tuple[int, ...], ...]:
-        """Where each device lies along each axis."""
-        return tuple(product(*(range(size) for size in self.sizes)))
-
-    @cached_property
-    def indices(self) -> tuple[Index, ...]:
-        """The tile of each device."""
-        return tuple(
-            tuple(tile_number(at, self.sizes, axes) for axes in self.dims)
-            for at in self.coordinates
-        )
-
-    @cached_property
     def ways(self) -> tuple[int, ...]:
         """The number of tiles along each dimension."""
         return tuple(prod(self.sizes[axis] for axis in axes) for axes in self.dims)
@@ -75,28 +56,49 @@ class TiledMesh:
         used = {axis for axes in self.dims for axis in axes}
         return tuple(a for a, size in enumerate(self.sizes) if size > 1 and a not in used)
 
-    def tile_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+    @cached_property
+    def indices(self) -> Integers:
+        """[device, dimension]: the number of its tile along each."""
+        result = np.zeros((len(self.devices), len(self.dims)), np.int64)
+        for d, axes in enumerate(self.dims):
+            result[:, d] = self.numbers(axes)
+        return result
+
+    @cached_property
+    def tile_numbers(self) -> Integers:
+        """Of each device: the row-major number of its tile."""
+        return self.numbers(tuple(axis for axes in self.dims for axis in axes))
+
+    def numbers(self, axes: tuple[int, ...]) -> Integers:
+        """Of each device: the row-major number of its coordinate over some axes."""
+        result = np.zeros(len(self.devices), np.int64)
+        left = np.arange(len(self.devices))
+        at = dict[int, Integers]()
+        for axis in reversed(range(len(self.sizes))):
+            left, at[axis] = np.divmod(left, self.sizes[axis])
+        for axis in axes:
+            result = result * self.sizes[axis] + at[axis]
+        return result
+
+    def tile_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The size of a tile that is not cut short."""
         return tuple(-(-length // ways) for length, ways in zip(shape, self.ways, strict=True))
 
-    def tiles(self, shape: Sequence[int]) -> dict[int, Box]:
+    def boxes(self, shape: tuple[int, ...]) -> Integers:
+        """[device, dimension, start or stop] of its tile."""
+        first = self.indices * np.array(self.tile_shape(shape), np.int64)
+        both = np.stack([first, first + np.array(self.tile_shape(shape), np.int64)], axis=-1)
+        return np.minimum(both, np.array(shape, np.int64)[:, None])
+
+    def tiles(self, shape: tuple[int, ...]) -> dict[int, Box]:
         """The box of each device."""
-        steps = self.tile_shape(shape)
-        return {
-            device: tuple(
-                (min(length, k * step), min(length, (k + 1) * step))
-                for length, step, k in zip(shape, steps, index, strict=True)
-            )
-            for device, index in zip(self.devices, self.indices, strict=True)
-        }
+        boxes = self.boxes(shape).tolist()
+        return dict(zip(self.devices, map(box_of, boxes), strict=True))
 
 
-def tile_number(at: tuple[int, ...], sizes: tuple[int, ...], axes: tuple[int, ...]) -> int:
-    """The row-major number of a coordinate over some axes."""
-    index = 0
-    for axis in axes:
-        index = index * sizes[axis] + at[axis]
-    return index
+def box_of(bounds: list[list[int]]) -> Box:
+    """A box of a row of an array of boxes."""
+    return tuple((start, stop) for start, stop in bounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,130 +145,100 @@ class Crossing:
         meshes = (self.source, self.target)
         return {d: h for mesh in meshes for d, h in zip(mesh.devices, mesh.hosts, strict=True)}
 
-    def bytes_of(self, box: Box) -> int:
-        return prod(stop - start for start, stop in box) * self.itemsize
+    @cached_property
+    def host_of(self) -> Integers:
+        """The same as an array by the devices' numbers; -1 for those of neither mesh."""
+        result = np.full(1 + max(self.hosts, default=-1), -1, np.int64)
+        result[list(self.hosts)] = list(self.hosts.values())
+        return result
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        return Pieces.of(self)
+
+    @cached_property
+    def groups(self) -> HostGroups:
+        """of the target"""
+        return HostGroups.of(self.target)
+
+    def bytes_of(self, boxes: Integers) -> Integers:
+        """Of each box [.., dimension, start or stop]."""
+        return np.prod(boxes[..., 1] - boxes[..., 0], axis=-1, dtype=np.int64) * self.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
-    """A message: ``target`` gets ``box`` from ``source``. Both may be one device of both meshes,
-    which keeps what it has."""
-
-    source: int
-    target: int
-    box: Box
-
-
-def deliver(crossing: Crossing, method: Method) -> tuple[tuple[Message, ...], ...]:
-    """The steps that bring a tensor into the layout in which it lands, ``crossing.target``'s. What
-    is planned and what is run are the same."""
-    demands, passed_on = _demands(crossing, once_per_host=method == "broadcast")
-    senders = balance(demands, crossing.hosts)
-    received = tuple(
-        Message(source=sender, target=demand.target, box=demand.box)
-        for sender, demand in zip(senders, demands, strict=True)
-    )
-    return tuple(step for step in (received, *passed_on) if step)
-
-
-@dataclass(frozen=True)
 class Pieces:
-    """The overlaps of source tiles and destination tiles."""
+    """What each device of the destination wants, piece by piece: a row each, device by device."""
 
-    overlaps: list[list[list[tuple[int, tuple[int, int]]]]]
-    """[dimension][number of the destination tile] = (number of the source tile, bounds)"""
-    holders: dict[Index, list[int]]
-    """positions in the source mesh by the tile that they hold"""
-    source: TiledMesh
+    position: Integers
+    """[row]: in the target mesh, of the device that wants it"""
+    number: Integers
+    """[row]: among the pieces of the device's tile"""
+    boxes: Integers
+    """[row, dimension, start or stop]"""
+    holders: Integers
+    """[row, replica]: positions in the source mesh of the devices that hold it"""
+    near: np.ndarray[Any, np.dtype[np.bool_]]
+    """[row, replica]: whether that device is on the host of the one that wants it"""
 
     @staticmethod
     def of(crossing: Crossing) -> Pieces:
-        source, target = crossing.source, crossing.target
-        holders: dict[Index, list[int]] = defaultdict(list)
-        for position, index in enumerate(source.indices):
-            holders[index].append(position)
-        steps = source.tile_shape(crossing.shape), target.tile_shape(crossing.shape)
-        overlaps = [
-            [_along(length, k * there, (k + 1) * there, here) for k in range(ways)]
-            for length, ways, here, there in zip(crossing.shape, target.ways, *steps, strict=True)
-        ]
-        return Pieces(overlaps, holders, source)
+        source, target, shape = crossing.source, crossing.target, crossing.shape
+        step = np.maximum(1, np.array(source.tile_shape(shape), np.int64))
+        wanted = target.boxes(shape)
+        first, last = wanted[..., 0] // step, (wanted[..., 1] - 1) // step
+        counts = np.where(wanted[..., 0] < wanted[..., 1], last - first + 1, 0)
+        total = np.prod(counts, axis=1, dtype=np.int64)
+        position = np.repeat(np.arange(len(total)), total)
+        number = numbered(total)
+        held = np.zeros((len(position), len(shape)), np.int64)
+        left = number
+        for d in reversed(range(len(shape))):
+            left, along = np.divmod(left, counts[position, d])
+            held[:, d] = first[position, d] + along
+        start = np.maximum(wanted[position, :, 0], held * step)
+        stop = np.minimum(wanted[position, :, 1], (held + 1) * step)
+        tile = np.zeros(len(position), np.int64)
+        for d, ways in enumerate(source.ways):
+            tile = tile * ways + held[:, d]
+        # As many devices hold one tile as another.
+        by_tile = np.argsort(source.tile_numbers, kind="stable").reshape(prod(source.ways), -1)
+        holders = by_tile[tile]
+        hosts = np.array(source.hosts)[holders], np.array(target.hosts)[position]
+        return Pieces(
+            position=position,
+            number=number,
+            boxes=np.stack([start, stop], axis=-1),
+            holders=holders,
+            near=hosts[0] == hosts[1][:, None],
+        )
 
-    def boxes(self, index: Index) -> Iterator[tuple[Index, Box]]:
-        """The pieces of a destination tile: which source tile each is of, and its box."""
-        for parts in product(*(by[k] for by, k in zip(self.overlaps, index, strict=True))):
-            yield tuple(number for number, _ in parts), tuple(bounds for _, bounds in parts)
-
-    def holders_on(self, held: Index, host: int) -> list[int]:
-        """The positions on a host that hold a source tile."""
-        return [position for position in self.holders[held] if self.source.hosts[position] == host]
-
-
-def _along(length: int, start: int, stop: int, step: int) -> list[tuple[int, tuple[int, int]]]:
-    """The tiles of size ``step`` that start..stop overlaps, with the bounds of the overlaps."""
-    stop = min(length, stop)
-    if start >= stop:
-        return []
-    return [
-        (k, (max(start, k * step), min(stop, (k + 1) * step)))
-        for k in range(start // step, (stop - 1) // step + 1)
-    ]
-
-
-def _demands(
-    crossing: Crossing, *, once_per_host: bool
-) -> tuple[list[Demand], list[tuple[Message, ...]]]:
-    """What is received from the source, and what devices of a host then pass on to others.
-
-    ``once_per_host``: of the devices of a host that want a tile, the first one alone receives the
-    pieces that come from other hosts.
-    """
-    target, pieces = crossing.target, Pieces.of(crossing)
-    groups: dict[tuple[Index, int], list[int]] = defaultdict(list)
-    for position, key in enumerate(zip(target.indices, target.hosts, strict=True)):
-        groups[key].append(position)
-    demands: list[Demand] = []
-    passed_on: list[list[Message]] = []
-    for (index, host), members in groups.items():
-        entering: list[Box] = []
-        complete = True
-        for held, box in pieces.boxes(index):
-            near = pieces.holders_on(held, host)
-            single = once_per_host and not near
-            for position in members[:1] if single else members:
-                holders = near or pieces.holders[held]
-                demands.append(_demand(crossing, target.devices[position], position, box, holders))
-            if single:
-                entering.append(box)
-            complete &= single
-        if complete and entering:
-            entering = [_hull(entering)]
-        devices = [target.devices[position] for position in members]
-        for number, device in enumerate(devices[1:] if entering else (), 1):
-            step = number.bit_length() - 1
-            passed_on += [[] for _ in range(step + 1 - len(passed_on))]
-            giver = devices[number - (1 << step)]
-            passed_on[step] += [Message(source=giver, target=device, box=box) for box in entering]
-    return demands, [tuple(step) for step in passed_on]
+    @cached_property
+    def slow(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """[row]: whether no device of the same host holds it."""
+        return np.logical_not(self.near.any(axis=1))
 
 
-def _demand(crossing: Crossing, device: int, position: int, box: Box, holders: list[int]) -> Demand:
-    held_by = [crossing.source.devices[holder] for holder in holders]
-    if device in held_by:
-        return Demand(target=device, box=box, num_bytes=0, senders=(device,), slow=False)
-    first = holders.index(position) if position in holders else position % len(holders)
-    return Demand(
-        target=device,
-        box=box,
-        num_bytes=crossing.bytes_of(box),
-        senders=(*held_by[first:], *held_by[:first]),
-        slow=all(crossing.hosts[sender] != crossing.hosts[device] for sender in held_by),
-    )
+@dataclass(frozen=True, kw_only=True)
+class HostGroups:
+    """The devices of a host that want the same tile, by their positions in the target mesh."""
+
+    group: Integers
+    """[position]: the number of its group; groups are numbered by their first devices"""
+    member: Integers
+    """[position]: its number in the group"""
+
+    @staticmethod
+    def of(target: TiledMesh) -> HostGroups:
+        key = target.tile_numbers * (1 + max(target.hosts)) + np.array(target.hosts)
+        _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        group = np.argsort(np.argsort(first))[inverse]
+        member = np.empty_like(group)
+        member[np.argsort(group, kind="stable")] = numbered(np.bincount(group))
+        return HostGroups(group=group, member=member)
 
 
-def _hull(boxes: list[Box]) -> Box:
-    """The box that is made up of pieces."""
-    return tuple(
-        (min(start for start, _ in bounds), max(stop for _, stop in bounds))
-        for bounds in zip(*boxes, strict=True)
-    )
+def numbered(counts: Integers) -> Integers:
+    """0, 1 ... up to each count, one after the other."""
+    ends = np.cumsum(counts)
+    return np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
