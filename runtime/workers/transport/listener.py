@@ -90,6 +90,7 @@ class Listener:
                 except OSError as error:
                     if error.errno not in _FOR_A_WHILE:
                         raise
+                    _log.debug("%s cannot accept connections now: %s", self._group.name, error)
                     self._end_some(most=0)
                     time.sleep(_PAUSE_SECONDS)
                 else:

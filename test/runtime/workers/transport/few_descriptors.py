@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import resource
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import jax
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from pairs import connect, exchange, group, opened
 
+from alpa.runtime.workers.transport import listener
 from stress.strangers.attacks import target_of
 
 # In a process of its own: this one has no descriptors for it.
@@ -39,18 +41,23 @@ _LEFT = 24
 """descriptors: for the connections of both workers, and fewer than strangers may have"""
 
 
-def _has_descriptors() -> bool:
-    try:
-        os.close(os.open(os.devnull, os.O_RDONLY))
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-        return False
-    return True
+class _NoDescriptor(logging.Handler):
+    """Waits until a listener says that it has none for a connection."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.is_said = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if os.strerror(errno.EMFILE) in record.getMessage():
+            self.is_said.set()
 
 
 def main() -> None:
     jax.config.update("jax_num_cpu_devices", 2)
+    none_left, log = _NoDescriptor(), logging.getLogger(listener.__name__)
+    log.addHandler(none_left)
+    log.setLevel(logging.DEBUG)
     both = opened("tcp", group(seconds=60.0))
     before = len(os.listdir("/proc/self/fd"))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -58,11 +65,8 @@ def main() -> None:
     (_, port) = target_of(both[0].address["tcp"])
     with subprocess.Popen([sys.executable, "-c", _FLOOD, str(port)]) as flood:
         try:
-            deadline = time.monotonic() + 60
-            while _has_descriptors():
-                if time.monotonic() > deadline:
-                    raise RuntimeError("the flood has not taken the descriptors")
-                time.sleep(0.001)
+            if not none_left.is_said.wait(timeout=60):
+                raise RuntimeError("the flood has not taken the descriptors")
             connect(both)
             exchange(*both)
         finally:
