@@ -46,6 +46,10 @@ class Candidate:
         """The same for the same stages, before they are finished."""
         return self.step_seconds, self.plan.predicted_peak_bytes, tuple(self.meshes)
 
+    def note_bound(self, seconds: float) -> None:
+        """Writes down what the stages of every cut take at least, by estimates."""
+        self._write(replace(self.plan, estimated_step_bound=seconds))
+
     def note_runner_up(self, schedule: str, seconds: float, *, estimated: bool) -> None:
         """Writes down the schedule that comes second."""
         self._write(

@@ -23,6 +23,7 @@ from alpa.passes.base import (
     RunPass,
 )
 from alpa.passes.candidate import Candidate, copied
+from alpa.passes.cost.cluster import parse_cluster
 from alpa.passes.ilp_shard_annotate import IlpShardAnnotate
 from alpa.passes.insert_cross_mesh_reshard import InsertCrossMeshReshard
 from alpa.passes.schedules.planned import OTHERS, chunks_of, label, lists_of, splits_backward
@@ -45,8 +46,9 @@ _OVER = 0.03
 with sums in f32 needs 1.4 % on its first stage, and is then planned at 106 s per step, not 174 s.
 """
 _ROUGH = 1.05
-"""Stages of other schedules are finished up to so many times the best step: GPT-2.6B's for ZB-V on
-4 meshes of 2 A100s are estimated at 577 ms, and planned at 570 ms, after a best step of 555 ms."""
+"""Stages of other schedules, or with fewer transfers, are finished up to so many times the best
+step: GPT-2.6B's for ZB-V on 4 meshes of 2 A100s are estimated at 577 ms, and planned at 570 ms,
+after a best step of 555 ms."""
 _ALONE = 1.1
 """A plan is not finished where one of its meshes alone takes so many times the best step. A mesh's
 costs may count more than its work in the step: 4 % more on MoE-10B."""
@@ -199,12 +201,15 @@ class PlanSearch:
     def _planned(self, schedule: str) -> Candidate:
         """The plan with the shortest predicted step under a schedule. Raises PassError."""
         first = best = self._best(self.cut, schedule)
+        bound = first.plan.estimated_step_bound
         for step in (*self._rematerialised(first), *self._with_fewer_transfers(first)):
             try:
                 other = self._best(step, schedule, best.step_seconds)
             except (MeshOverHostsError, NoRoomError, NotFasterError):
                 continue
             best = min(best, other, key=lambda it: it.step_seconds)
+            bound = min(bound, other.plan.estimated_step_bound)
+        best.note_bound(bound)
         return best
 
     def _rematerialised(self, first: Candidate) -> Iterator[StageMeshPartition]:
@@ -218,16 +223,21 @@ class PlanSearch:
             yield replace(self.cut, remat="layer")
 
     def _with_fewer_transfers(self, first: Candidate) -> Iterator[StageMeshPartition]:
-        """Cuts into one stage and on one kind of hosts, where the first plan takes longer than its
-        stages were estimated at: what crosses between stages is estimated before it is sharded."""
+        """Cuts into one stage, into stages of equal size, and on one kind of hosts, where the first
+        plan takes longer than its stages were estimated at: what crosses between stages is
+        estimated before it is sharded, as if it were split alike on both sides."""
         cut = self.cut
         is_free = cut.num_stages == cut.mesh_shape == cut.meshes == "auto"
         restricted = cut.fixed_stages or cut.equal_layers or cut.objective != "step"
         is_slow = first.step_seconds > (1 + _WORTH) * first.plan.estimated_step_seconds
         if restricted or not is_free or not is_slow or chunks_of(first.plan.schedule) > 1:
             return
+        kinds = parse_cluster(cut.cluster).kinds
+        cut = replace(cut, within=_ROUGH * first.step_seconds)
         if len(first.meshes) > 1:
             yield replace(cut, num_stages=1)
+        if len({len(mesh.devices) for mesh in first.meshes}) > 1 and len(kinds) == 1:
+            yield replace(cut, equal_meshes=True)
         devices = dict.fromkeys(mesh.device for mesh in first.meshes)
         for device in devices if len(devices) > 1 else ():
             yield replace(cut, device=device)
@@ -235,6 +245,7 @@ class PlanSearch:
     def _best(self, step: StageMeshPartition, schedule: str, best: float = inf) -> Candidate:
         """The better plan of two: of stages cut for the memory that there is, and for more. Raises
         PassError, also where it takes much longer than the best plan so far."""
+        step = replace(step, within=min(step.within, USELESS * best))
         over = Overcommitment(share=_OVER, worth=_WORTH)
         first = self._cut(replace(step, over=over), schedule, step.reserve)
         if isinstance(first, NoRoomError) or over.within is None:
@@ -250,6 +261,10 @@ class PlanSearch:
             return first
         try:
             other = self._fitting(step, schedule, self._cut(step, schedule, step.reserve), best)
+        except NotFasterError:
+            if not is_finished:
+                raise
+            return first
         except NoRoomError:  # The first one fits, as far as it was finished.
             if not is_finished:
                 first = self._stages(replace(step, over=over), schedule, step.reserve)
@@ -276,14 +291,14 @@ class PlanSearch:
         """The plan of the first stages that fit, from those that are cut without more reserve, as
         long as these predict hardly more seconds than the best plan so far. Raises PassError, also
         where it takes much longer than that."""
-        within = replace(step, within=USELESS * best)
+        step = replace(step, within=min(step.within, USELESS * best))
         reserve, again = step.reserve, list[tuple[ir.Location, str]]()
         refused: NoRoomError | None = None
         errors: dict[Hashable, NoRoomError] = {}
         for number in range(_CUTS):
             if number:
                 try:
-                    candidate = self._cut(within, schedule, reserve)
+                    candidate = self._cut(step, schedule, reserve)
                 except NotFasterError:
                     assert refused is not None, "the first stages are there"
                     raise refused from None

@@ -219,6 +219,8 @@ class StageMeshPartition(Pass):
     """from the planner: seconds of a step; if no cut is estimated to take less, none is of use"""
     device: str = ""
     """from the planner: the only device to use, where hosts are of several kinds"""
+    equal_meshes: bool = False
+    """from the planner: all stages have as many devices; hosts, of one kind, may stay idle"""
     stages: Stages | None = None
     """found by the planner for these layers and options; None: they are found here"""
 
@@ -463,6 +465,7 @@ class StageMeshPartition(Pass):
             fixed=parse_stages(self.fixed_stages),
             over_hosts=self.meshes_over_hosts,
             device=self.device,
+            equal_meshes=self.equal_meshes,
         )
 
     def _check_shared(self, function: func.FuncOp) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
-from alpa.passes.base import NoRoomError
+from alpa.passes.base import NoRoomError, NotFasterError
 from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.merge import Stages
 
@@ -21,7 +21,7 @@ class Overcommitment:
     """the least gain, as a share of a step's seconds"""
     within: float | None = None
     """after the cut: the seconds of a step whose stages do not exceed the memory, infinite where
-    there are none; None if the cut is that one"""
+    none are of use; None if the cut is that one"""
 
     def cut(self, program: Clustered, find: Callable[[Clustered], Stages]) -> Stages:
         """The stages to take, found with more memory and, if they need it, without. Raises
@@ -35,7 +35,7 @@ class Overcommitment:
             return over  # The best cut for more memory needs no more.
         try:
             within = find(program)
-        except NoRoomError:
+        except (NoRoomError, NotFasterError):
             self.within = inf
             return over
         if over.seconds > (1 - self.worth) * within.seconds:

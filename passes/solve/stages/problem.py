@@ -53,10 +53,12 @@ Where one stage after the other would lie on parts of two hosts, `placement` mov
 block. Which of them share a host then depends on all of them, so each of their transfers counts as
 the slowest kind.
 
-Two restrictions can be added:
+Three restrictions can be added:
 
 * ``equal_layers``, the paper's baseline "equal layer" (section 8.1, figure 9): each of S stages
   gets floor(K / S) or ceil(K / S) of the K layers, and a submesh of D / S of the D devices.
+* ``equal_meshes``: all stages have submeshes of one size, on one kind of hosts. Whole hosts may
+  stay idle.
 * ``given``, meshes that exist already and hold state. Mesh q of Q takes layers i..j or none, in
   the order of the meshes, and only cuts that move the fewest bytes of that state are allowed. A
   mesh without layers counts as if it were a stage: Q is the number of stages of the schedule.
@@ -144,6 +146,7 @@ class Problem:
     minimise: Objective = "step"
     """T, or the longest b"""
     equal_layers: bool = False
+    equal_meshes: bool = False
     given: Given | None = None
     kind_of: tuple[int, ...] | None = None
     """the kind of hosts of each submesh; None: there is one kind"""
@@ -195,6 +198,8 @@ class Problem:
             raise ValueError(f"{self.num_micro_batches} micro-batches: at least 1 is needed")
         if any(a.kind == b.kind for a, b in pairwise(self.groups)):
             raise ValueError("neighbouring groups must be of different kinds")
+        if self.equal_meshes and (self.equal_layers or given is not None or len(self.groups) > 1):
+            raise ValueError("equal_meshes are a restriction of their own, on one kind of hosts")
         if given is None:
             return
         if self.num_stages is not None or self.equal_layers:
@@ -393,16 +398,20 @@ def verify(problem: Problem, solution: Solution) -> None:
 
 
 def _verify_hosts(problem: Problem, stages: tuple[Stage, ...]) -> None:
-    """Checks that the stages use whole hosts, and all of them if they are of one kind."""
+    """Checks that the stages use whole hosts, and all of them if they are of one kind and may be
+    of any size."""
+    may_be_idle = len(problem.groups) > 1 or problem.equal_meshes
+    if problem.equal_meshes and len({problem.sizes[s.submesh] for s in stages}) > 1:
+        raise VerificationError("the stages are not on equal meshes")
     used: dict[int, int] = {}
     for group, run in problem.runs(stages):
         devices = sum(problem.sizes[s.submesh] for s in run)
-        if devices % group.devices_per_host and len(problem.groups) > 1:
+        if devices % group.devices_per_host and may_be_idle:
             raise VerificationError(
                 f"stages in a row use {devices} devices of kind {group.kind}, a part of a host"
             )
         used[group.kind] = used.get(group.kind, 0) + devices
     for kind, devices in used.items():
         there = sum(group.num_devices for group in problem.groups if group.kind == kind)
-        if devices > there or (devices < there and len(problem.groups) == 1):
+        if devices > there or (devices < there and not may_be_idle):
             raise VerificationError(f"stages use {devices} devices, not all {there} of the cluster")

@@ -31,6 +31,9 @@ Restrictions of the problem keep the DP:
 
 * ``equal_layers``: every number of stages that the submeshes admit is solved with all other stages
   forbidden, and the best cut is taken.
+* ``equal_meshes``: each size and number of submeshes is solved by itself, those first that can take
+  least. One is left out if the least sum of t, split evenly over its stages, takes as long as the
+  best cut.
 * ``given``: d counts the meshes that are left, and a mesh may stay without layers. First the fewest
   bytes that layers k.. on the last d meshes move are found, a shortest path; then only stages and
   empty meshes on such paths are allowed.
@@ -46,6 +49,7 @@ from math import inf
 import numpy as np
 
 from alpa.passes.schedules.planned import label, needs_number
+from alpa.passes.solve.stages.least_sums import least_before
 from alpa.passes.solve.stages.problem import (
     NoCutError,
     NoCutInMemoryError,
@@ -70,7 +74,7 @@ def solve(problem: Problem) -> Solution:
     problem.check()
     if problem.equal_layers:
         return _best_of_equal(problem)
-    found = _best_cut(problem)
+    found = _best_of_equal_meshes(problem) if problem.equal_meshes else _best_cut(problem)
     if found is None:
         raise _infeasible(problem)
     return found
@@ -178,6 +182,54 @@ def _best_of_equal(problem: Problem) -> Solution:
         )
         raise NoCutError(f"no {wanted}stages of equally many layers: {reason}")
     return _best(found)
+
+
+def _best_of_equal_meshes(problem: Problem) -> Solution | None:
+    """The best cut into stages on submeshes of one size, whatever their size and number."""
+    (group,) = problem.groups
+    every: list[tuple[float, Problem, list[int]]] = []
+    for size in dict.fromkeys(problem.sizes):
+        mine = [m for m, other in enumerate(problem.sizes) if other == size]
+        least = float(least_before(problem.t[:, :, mine].min(axis=2))[-1])
+        for count in range(1, min(problem.num_layers, group.num_devices // size) + 1):
+            hosts, in_part = divmod(count * size, group.devices_per_host)
+            if in_part or problem.num_stages not in (None, count):
+                continue
+            one = replace(
+                problem,
+                groups=(group._replace(hosts=hosts),),
+                submeshes=tuple(problem.submeshes[m] for m in mine),
+                t=problem.t[:, :, mine],
+                u=problem.u[:, :, mine],
+                max_in_flight=problem.max_in_flight[:, :, mine],
+                c=problem.c[:, mine],
+                back=problem.back[:, mine],
+                hidden=None if problem.hidden is None else problem.hidden[mine],
+                kind_of=None if problem.kind_of is None else (group.kind,) * len(mine),
+                num_stages=count,
+                equal_meshes=False,
+            )
+            each_b, _, each = problem.weights(count)
+            bound = least if problem.minimise == "step" else 0.0
+            every.append((bound * (each + each_b / count), one, mine))
+    found: list[Solution] = []
+    best = inf
+    for bound, one, mine in sorted(every, key=lambda it: it[0]):
+        if bound >= best:
+            break
+        cut = _solve(one, best)
+        if cut is not None and cut.objective < best:
+            cuts = [
+                tuple(replace(stage, submesh=mine[stage.submesh]) for stage in stages)
+                for stages in (cut.stages, *cut.others)
+            ]
+            found.append(replace(cut, stages=cuts[0], others=tuple(cuts[1:])))
+            best = cut.objective
+    if not found:
+        return None
+    solution = _best(found)
+    verify(problem, solution)
+    return solution
 
 
 def _best(found: Sequence[Solution]) -> Solution:
