@@ -40,8 +40,10 @@ The first four run once. The other four run on a copy of the layers for each can
   `_SLOW` times the bound of all plans.
 * **Transfers.** What crosses between stages is estimated before it is sharded. If a plan of several
   stages takes longer than they were estimated at, by `_WORTH`, and nothing restricts the stages,
-  one stage is planned, too, and stages on each kind of hosts alone, as long as these are estimated
-  to take less than the best plan so far.
+  others are planned, too, as long as they are estimated to take hardly longer (`_ROUGH`): one
+  stage, stages on each kind of hosts alone and, if meshes have different sizes on hosts of one
+  kind, stages of one size, which may leave hosts idle. Between equal meshes few messages are
+  needed.
 * **Costs.** The costs of sharded layers depend on neither the schedule nor the reserve, so all cuts
   share them (`stages/costing.py`). Meshes that are the same in several cuts are solved once
   (`sharding/solved.py`). All passes share the processes that help them (`workers.py`).

@@ -5,6 +5,8 @@ The methods (Alpa, section 6; `solve/transfers/cross_mesh.py` compares them):
 * `send_recv`: each device of the destination gets its own tile.
 * `local_all_gather`: the destination wants replicas. Its devices get a part each, and the fragments
   that read the value gather it.
+* `local_reshard`: the value lands as it lies on the source, where that needs fewer messages, and
+  the fragments that read it reshard it inside the hosts.
 * `broadcast`: the destination wants replicas. One device of a host gets what the host lacks and
   passes it on there.
 
@@ -68,7 +70,7 @@ part of an axis or an axis that the mesh does not have.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from alpa.dialects import body, ir, mpmd, sdy
@@ -82,13 +84,14 @@ from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import Pass, PassError, Remark
 from alpa.passes.cost.cluster import AnyCluster
 from alpa.passes.cost.collectives import LogicalMesh
+from alpa.passes.cost.reshard import Layout, ReshardTable, only_cuts
 from alpa.passes.plan.annotated import logical_meshes
 from alpa.passes.plan.attribute import plan_and_any_cluster
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.step_time import step_seconds, with_call
 from alpa.passes.sharding.layouts import layout_of
 from alpa.passes.solve.transfers.cross_mesh import Problem, solve
-from alpa.passes.solve.transfers.tiles import TiledMesh
+from alpa.passes.solve.transfers.tiles import TiledMesh, as_on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +122,10 @@ class _Crossings:
     cluster: AnyCluster
     assigned: dict[str, MeshAssignment]
     meshes: dict[str, LogicalMesh]
+    tables: dict[tuple[str, int], ReshardTable] = field(
+        default_factory=dict[tuple[str, int], ReshardTable]
+    )
+    """by mesh and rank"""
 
     def plan(self, op: mpmd.TransferOp) -> None:
         source = MeshTensor.from_type(op.operands[0].type)
@@ -128,18 +135,24 @@ class _Crossings:
                 op, "a transfer between tensors without shardings; run ilp-shard-annotate before"
             )
         readers = _reading_fragments(op)
+        here, there = (
+            self._tiled(op, tensor.mesh, sharding)
+            for tensor, sharding in ((source, source.sharding), (target, target.sharding))
+        )
+        shape, itemsize = tuple(target.type.shape), element_bytes(target.type.element_type)
         hosts = self.assigned[source.mesh].hosts, self.assigned[target.mesh].hosts
         problem = Problem(
-            shape=tuple(target.type.shape),
-            itemsize=element_bytes(target.type.element_type),
-            source=self._tiled(op, source.mesh, source.sharding),
-            target=self._tiled(op, target.mesh, target.sharding),
+            shape=shape,
+            itemsize=itemsize,
+            source=here,
+            target=there,
             slow=self.cluster.between(*hosts),
             fast=self.cluster.of(hosts[1]).intra_host,
             readers=len(readers),
+            landings=self._landings(here, there, target.mesh, shape, itemsize),
         )
         solution = solve(problem)
-        if solution.method == "local_all_gather":
+        if solution.method in ("local_all_gather", "local_reshard"):
             names = self.meshes[target.mesh].axis_names
             dims = tuple(tuple(names[axis] for axis in axes) for axes in solution.landing)
             _gather_in(readers, op.results[0], target.sharding)
@@ -159,6 +172,31 @@ class _Crossings:
             overlap=link.transfer_overlap,
         ).write(op)
         op.attributes[SECONDS] = f64(moved.seconds)
+
+    def _landings(
+        self,
+        source: TiledMesh,
+        target: TiledMesh,
+        name: str,
+        shape: tuple[int, ...],
+        itemsize: int,
+    ) -> tuple[tuple[Layout, float], ...]:
+        """The layout in which tiles are those of the source, if the mesh of this name can reshard
+        it from there inside its hosts."""
+        landing = as_on(source, target)
+        if landing is None or only_cuts(landing, target.dims) or only_cuts(target.dims, landing):
+            return ()  # Parts of what is wanted are gathered.
+        ways = replace(target, dims=landing).ways
+        if any(length % count for length, count in zip(shape, ways, strict=True)):
+            return ()
+        rank = len(shape)
+        key = name, rank
+        if key not in self.tables:
+            self.tables[key] = ReshardTable(self.meshes[name], rank)
+        steps = self.tables[key].path(landing, target.dims, shape, itemsize)
+        if any(target.crosses_hosts(step.axes) for step in steps):
+            return ()
+        return ((landing, sum(step.seconds for step in steps)),)
 
     def _tiled(self, op: mpmd.TransferOp, name: str, sharding: Sharding) -> TiledMesh:
         if sharding.unreduced:

@@ -260,3 +260,31 @@ module {
     return %0 : !x1
   }
 }
+
+// -----
+
+!x0 = !mpmd.mesh_tensor<"mesh_0", tensor<8x32xf32>, sharding=<@mesh_0, [{"axis0"}, {"axis1"}]>>
+!x1 = !mpmd.mesh_tensor<"mesh_1", tensor<8x32xf32>, sharding=<@mesh_1, [{"axis0", "axis1"}, {}]>>
+module {
+  sdy.mesh @mesh_0 = <["axis0"=2, "axis1"=2]>
+  sdy.mesh @mesh_1 = <["axis0"=2, "axis1"=2]>
+  // One message for each device instead of two; the fragment reshards inside its host.
+  // CHECK-LABEL: func.func public @as_it_lies
+  func.func public @as_it_lies(%x: !x0) -> !x1 attributes {
+      topology = #mpmd.topology<<"mesh_0" : <["axis0"=2, "axis1"=2]>>, <"mesh_1" : <["axis0"=2, "axis1"=2]>>>,
+      alpa.meshes = [{name = "mesh_0", hosts = array<i64: 0>, devices = array<i64: 0, 1, 2, 3>, logical_shape = array<i64: 2, 2>},
+                     {name = "mesh_1", hosts = array<i64: 1>, devices = array<i64: 4, 5, 6, 7>, logical_shape = array<i64: 2, 2>}],
+      alpa.plan = {cluster = "h100:2x4", num_micro_batches = 1 : i64, schedule = "gpipe", predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64: 0, 0>}} {
+    // CHECK: %[[T:.*]] = mpmd.transfer {alpa.reshard = {fast_bytes = 0 : i64, method = "local_reshard", slow_bytes = 1024 : i64}, alpa.seconds = {{[^ ]+}} : f64} %arg0
+    // CHECK-SAME: -> !mpmd.mesh_tensor<"mesh_1", tensor<8x32xf32>, sharding=<@mesh_1, [{"axis0"}, {"axis1"}]>>
+    %0 = mpmd.transfer %x : (!x0) -> !x1
+    // CHECK: mpmd.fragment<mesh="mesh_1", origin=["layer_1"]> (%[[T]])
+    // CHECK: %[[L:.*]] = sdy.sharding_constraint %arg1 <@mesh_1, [{"axis0", "axis1"}, {}]>
+    // CHECK: stablehlo.tanh %[[L]]
+    %1 = mpmd.fragment<mesh="mesh_1", origin=["layer_1"(0)]> (%0) {alpa.part = "forward"} (%a: tensor<8x32xf32>) {
+      %2 = stablehlo.tanh %a {sdy.sharding = #sdy.sharding_per_value<[<@mesh_1, [{"axis0", "axis1"}, {}]>]>} : tensor<8x32xf32>
+      mpmd.return %2 : tensor<8x32xf32>
+    } : (!x1) -> !x1
+    return %1 : !x1
+  }
+}

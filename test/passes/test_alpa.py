@@ -410,3 +410,17 @@ def test_one_stage_is_tried_where_transfers_take_longer_than_estimated(
     fixed = Run(text, f"{options} num-stages=2")
     assert fixed.passes["stage-mesh-partition"] == 1
     assert fixed.plan.predicted_step_seconds > alone.predicted_step_seconds
+
+
+def test_equal_meshes_are_tried_where_transfers_take_longer_than_estimated() -> None:
+    """One host is faster than stages on 4 and 8 hosts, and than one stage on all of them."""
+    text = lowered(jnp.tanh, rows=1024, width=4096, layers=6)
+    options = "cluster=h100:12x8 num-layers=6 num-micro-batches=4 schedule=1f1b processes=0"
+    found = Run(text, options)
+    assert found.passes["stage-mesh-partition"] == 3
+    meshes = read_meshes(main_function(found.module))
+    assert len({len(mesh.devices) for mesh in meshes}) == 1
+    assert len({host for mesh in meshes for host in mesh.hosts}) < 12
+    alone = Run(text, f"{options} num-stages=1").plan
+    assert found.plan.predicted_step_seconds < 0.8 * alone.predicted_step_seconds
+    assert found.plan.estimated_step_bound <= alone.estimated_step_bound

@@ -15,7 +15,8 @@ from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.plan import Plan, Reshard
 from alpa.dialects.sharding import Sharding
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.cost.reshard import Layout, enumerate_layouts
+from alpa.passes.cost.collectives import LogicalMesh
+from alpa.passes.cost.reshard import Layout, ReshardTable, enumerate_layouts, only_cuts
 from alpa.passes.solve.transfers.cross_mesh import Problem, solve
 from alpa.passes.solve.transfers.tiles import TiledMesh
 
@@ -104,6 +105,7 @@ def test_methods_landings_and_bytes(shape, data, returned):
             slow=CLUSTER.inter_host,
             fast=CLUSTER.intra_host,
             readers=0 if returned else 1,
+            landings=landings(shape, source, target),
         )
     )
     moved = best.transfers
@@ -122,13 +124,25 @@ def test_methods_landings_and_bytes(shape, data, returned):
     assert landed is not None
     assert landed.axis_names == names_of("mesh_1", best.landing)
     first, second, *_ = body(reader).operations
-    if best.method != "local_all_gather":
+    if best.method not in ("local_all_gather", "local_reshard"):
         assert best.landing == target
         assert isinstance(first, stablehlo.AddOp)
         return
     assert isinstance(first, sdy.ShardingConstraintOp)
     assert Sharding.from_attr(first.sharding).axis_names == names_of("mesh_1", target)
     assert second.operands[0] == first.results[0]
+
+
+def landings(
+    shape: tuple[int, ...], source: Layout, target: Layout
+) -> tuple[tuple[Layout, float], ...]:
+    """The source's layout, if the destination reshards it inside its hosts, along axis 1 alone."""
+    mesh = LogicalMesh.of(CLUSTER, 2, 2, (2, 2))
+    steps = ReshardTable(mesh, len(shape)).path(source, target, shape, 4)
+    kinds = {step.kind for step in steps}
+    if kinds <= {"slice"} or only_cuts(target, source) or any(0 in step.axes for step in steps):
+        return ()
+    return ((source, sum(step.seconds for step in steps)),)
 
 
 def split_by_hosts(layout: Layout) -> bool:
@@ -144,6 +158,7 @@ def split_by_hosts(layout: Layout) -> bool:
         (((0, 1), ()), ((), (1,))),
         (((), ()), ((), ())),
         (((1, 0), ()), ((), (0, 1))),
+        (((0,), (1,)), ((0, 1), ())),
     ],
 )
 def test_received_values_equal_sent_values(source, target, returned):
@@ -153,6 +168,24 @@ def test_received_values_equal_sent_values(source, target, returned):
     np.testing.assert_allclose(np.asarray(first), 2 * np.tanh(x), rtol=1e-6)
     for other in others:
         np.testing.assert_allclose(np.asarray(other), np.tanh(x), rtol=1e-6)
+
+
+def test_a_tensor_lands_as_it_lies_and_is_resharded_inside_the_hosts():
+    """Each device gets one message, not two of other hosts."""
+    source, target = ((0,), (1,)), ((0, 1), ())
+    text = crossing((8, 12), source, target, returned=False)
+    module, transfer, reader = reshard(text)
+    assert 'method = "local_reshard"' in str(module)
+    landed = MeshTensor.from_type(transfer.results[0].type).sharding
+    assert landed is not None
+    assert landed.axis_names == names_of("mesh_1", source)
+    constraint, *_ = body(reader).operations
+    assert Sharding.from_attr(constraint.sharding).axis_names == names_of("mesh_1", target)
+    # Between hosts it would need more messages inside the destination, too.
+    other, _, _ = reshard(crossing((8, 12), ((1,), (0,)), target, returned=False))
+    assert 'method = "send_recv"' in str(other)
+    kept, _, _ = reshard(crossing((8, 12), source, target, returned=True))
+    assert 'method = "send_recv"' in str(kept)
 
 
 def test_running_it_twice_gathers_once():

@@ -77,7 +77,7 @@ SWAPPED: Dims = (("axis1",), ("axis0",))
 FINE: Dims = (("axis1", "axis0"), ())
 
 
-@pytest.mark.parametrize("method", ["send_recv", "broadcast"])
+@pytest.mark.parametrize("method", ["send_recv", "broadcast", "local_reshard"])
 @pytest.mark.parametrize(
     ("shapes", "dims", "per_host"),
     [

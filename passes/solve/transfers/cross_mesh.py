@@ -2,11 +2,13 @@
 
 The paper's cross-mesh resharding (section 6), a many-to-many multicast of tiles (`tiles.py`).
 
-**Methods**, where several devices of the destination want the same tile:
+**Methods**:
 
-* ``send_recv``: each of them receives its own copy.
+* ``send_recv``: each device of the destination receives its own tile, also where others want it.
 * ``local_all_gather``: the tensor lands sharded over axes that the destination does not use, and
   each fragment that reads it gathers it over the destination's own links.
+* ``local_reshard``: the tensor lands in other tiles, such as those that the source has, and each
+  fragment that reads it reshards it inside the hosts.
 * ``broadcast``: what a host lacks is received by one of its devices, which passes it on inside the
   host, 1, 2, 4 ... devices at a time.
 
@@ -53,6 +55,9 @@ class Problem(Crossing):
     readers: int = 1
     """how many fragments read the tensor, each of which would gather for itself; 0 = none can
     gather, because it is needed as it lands"""
+    landings: tuple[tuple[Layout, float], ...] = ()
+    """layouts in which it may land besides, and the seconds in which a fragment reshards it from
+    there; nothing of that crosses slow links"""
 
     def check(self) -> None:
         """Raises ``ValueError`` for what is no problem."""
@@ -90,7 +95,8 @@ class Solution:
     transfers: Traffic
     """of all steps"""
     gathers: Traffic
-    """of the all-gathers in the fragments that read the tensor"""
+    """of the all-gathers in the fragments that read the tensor; of its resharding there the
+    seconds alone"""
 
     @property
     def total(self) -> Traffic:
@@ -118,10 +124,13 @@ def lower_bound(problem: Problem) -> int:
 def candidates(problem: Problem) -> list[tuple[Method, Layout]]:
     """The methods to compare, each with the layout in which the tensor lands."""
     wanted = problem.target.dims
+    others = [landing for landing, _ in problem.landings] if problem.readers else []
+    reshards: list[tuple[Method, Layout]] = [("local_reshard", landing) for landing in others]
     if not problem.target.free_axes:
-        return [("send_recv", wanted)]
+        return [("send_recv", wanted), *reshards]
     return [
         ("send_recv", wanted),
+        *reshards,
         *(("local_all_gather", landing) for landing in _landings(problem)),
         ("broadcast", wanted),
     ]
@@ -163,7 +172,10 @@ def of_method(problem: Problem, method: Method, landing: Layout) -> Solution:
     if landing != problem.target.dims:
         landed = replace(problem, target=replace(problem.target, dims=landing))
     steps = deliver(landed, method)
-    gather = _gather(problem, landed.target)
+    if method == "local_reshard":
+        gather = Traffic(seconds=dict(problem.landings)[landing])
+    else:
+        gather = _gather(problem, landed.target)
     return Solution(
         method=method,
         landing=landing,
@@ -266,6 +278,8 @@ def verify(problem: Problem, solution: Solution) -> None:
 
 def _verify_landing(problem: Problem, solution: Solution) -> None:
     wanted, landing = problem.target.dims, solution.landing
+    if solution.method == "local_reshard" and problem.readers and landing in dict(problem.landings):
+        return
     gathers = solution.method == "local_all_gather"
     finer = all(new[: len(old)] == old for old, new in zip(wanted, landing, strict=True))
     mesh = replace(problem.target, dims=landing)

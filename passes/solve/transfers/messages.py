@@ -25,7 +25,7 @@ from alpa.passes.solve.transfers.tiles import (
     numbered,
 )
 
-Method = Literal["send_recv", "local_all_gather", "broadcast"]
+Method = Literal["send_recv", "local_all_gather", "local_reshard", "broadcast"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,9 @@ A *tile* is what one device holds, a *piece* the overlap of a source tile and a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import permutations
 from math import prod
 from typing import Any
 
@@ -79,6 +80,11 @@ class TiledMesh:
         for axis in axes:
             result = result * self.sizes[axis] + at[axis]
         return result
+
+    def crosses_hosts(self, axes: tuple[int, ...]) -> bool:
+        """Whether devices that differ along some axes only are on several hosts."""
+        others = self.numbers(tuple(a for a in range(len(self.sizes)) if a not in axes))
+        return len(np.unique(np.stack([others, self.hosts]), axis=1).T) > len(np.unique(others))
 
     def tile_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The size of a tile that is not cut short."""
@@ -236,6 +242,24 @@ class HostGroups:
         member = np.empty_like(group)
         member[np.argsort(group, kind="stable")] = numbered(np.bincount(group))
         return HostGroups(group=group, member=member)
+
+
+def as_on(source: TiledMesh, target: TiledMesh) -> Layout | None:
+    """A layout of the target in which tiles are those of the source; None if it has none."""
+    if source.sizes == target.sizes:
+        return source.dims
+    axes = [axis for axis, size in enumerate(target.sizes) if size > 1]
+    orders = (order for count in range(len(axes) + 1) for order in permutations(axes, count))
+    for order in orders:
+        left, dims = list(order), list[tuple[int, ...]]()
+        for ways in source.ways:
+            dim: tuple[int, ...] = ()
+            while left and prod(target.sizes[axis] for axis in dim) < ways:
+                dim = (*dim, left.pop(0))
+            dims.append(dim)
+        if not left and replace(target, dims=tuple(dims)).ways == source.ways:
+            return tuple(dims)
+    return None
 
 
 def numbered(counts: Integers) -> Integers:

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh, all_gather
 from alpa.passes.cost.device import Link, Transfer
+from alpa.passes.cost.reshard import enumerate_layouts
 from alpa.passes.solve.errors import VerificationError
 from alpa.passes.solve.transfers.cross_mesh import (
     Problem,
@@ -29,7 +30,7 @@ from alpa.passes.solve.transfers.cross_mesh import (
 )
 from alpa.passes.solve.transfers.messages import Message, Messages
 from alpa.passes.solve.transfers.senders import Demands, balance
-from alpa.passes.solve.transfers.tiles import TiledMesh
+from alpa.passes.solve.transfers.tiles import TiledMesh, as_on
 
 SLOW = Link(bandwidth=1e9, latency=20e-6)
 FAST = Link(bandwidth=100e9, latency=5e-6)
@@ -62,11 +63,17 @@ def problems(draw: st.DrawFn) -> Problem:
     source = draw(meshes(len(shape), 0, per_host))
     after = len(source.devices)
     first = draw(st.sampled_from([after, after, after, after // 2, 8 * per_host]))
+    target = draw(meshes(len(shape), first, per_host))
+    landing = as_on(source, target)
+    stays = landing not in (None, target.dims) and elements_of_hosts(
+        replace(target, dims=landing), shape
+    ) == elements_of_hosts(target, shape)
     return Problem(
         shape=shape,
         itemsize=draw(st.sampled_from([1, 2, 4])),
         source=source,
-        target=draw(meshes(len(shape), first, per_host)),
+        target=target,
+        landings=((landing, draw(st.floats(0, 1e-4))),) if stays else (),
         slow=draw(st.sampled_from([SLOW, replace(SLOW, latency=0.0)])),
         fast=draw(st.sampled_from([FAST, replace(FAST, latency=0.0)])),
         readers=draw(st.integers(0, 2)),
@@ -91,6 +98,14 @@ def shards(mesh: TiledMesh, shape: tuple[int, ...]) -> dict[int, np.ndarray]:
             for axis in axes:
                 part = np.split(part, mesh.sizes[axis], axis=dim)[at[axis]]
         held[device] = part[part >= 0]
+    return held
+
+
+def elements_of_hosts(mesh: TiledMesh, shape: tuple[int, ...]) -> dict[int, set[int]]:
+    """The numbers of the elements that the devices of each host hold together."""
+    held: dict[int, set[int]] = {}
+    for host, part in zip(mesh.hosts, shards(mesh, shape).values(), strict=True):
+        held.setdefault(host, set()).update(part.tolist())
     return held
 
 
@@ -126,8 +141,9 @@ def execute(problem: Problem, solution: Solution) -> tuple[dict[int, np.ndarray]
     for device, elements in shards(problem.target, problem.shape).items():
         gathered[device] = np.full(count, np.nan)
         for other, theirs in landed.items():
-            if np.isin(theirs, elements).all():
-                gathered[device][theirs] = got[other][theirs]
+            mine = np.isin(theirs, elements)
+            if mine.all() or solution.method == "local_reshard":
+                gathered[device][theirs[mine]] = got[other][theirs[mine]]
         np.testing.assert_array_equal(gathered[device][elements], values.ravel()[elements])
         assert np.isnan(np.delete(gathered[device], elements)).all()
     most = np.max([*entered.values()], axis=0)
@@ -168,7 +184,7 @@ def test_every_method_gives_each_device_what_it_wants(problem):
         solution = of_method(problem, method, landing)
         execute(problem, solution)
         assert solution.total.slow_bytes >= lower_bound(problem)
-        if method == "local_all_gather":
+        if method in ("local_all_gather", "local_reshard"):
             assert landing != problem.target.dims
 
 
@@ -237,6 +253,29 @@ def test_tiles_are_those_of_jax(sizes):
                 for number, device in enumerate(devices)
             }
             assert mesh.tiles(shape) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_layout_with_the_tiles_of_another_mesh(data):
+    source, target = (data.draw(meshes(2, first, 4)) for first in (0, 8))
+    found, ways = as_on(source, target), source.ways
+    every = enumerate_layouts(len(target.sizes), 2, any_order=True)
+    alike = [dims for dims in every if replace(target, dims=dims).ways == ways]
+    if found is None:
+        assert not alike
+    else:
+        assert replace(target, dims=found).ways == ways
+        if source.sizes == target.sizes:
+            assert found == source.dims
+
+
+@pytest.mark.parametrize(
+    ("axes", "crosses"), [((0,), True), ((1,), False), ((2,), False), ((1, 2), False), ((), False)]
+)
+def test_axes_that_cross_hosts(axes, crosses):
+    mesh = mesh_of(0, (), per_host=4, sizes=(2, 2, 2))
+    assert mesh.crosses_hosts(axes) == crosses
 
 
 def test_uneven_tiles_are_padded_at_the_end():
