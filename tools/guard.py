@@ -7,6 +7,7 @@ process, and some make it run forever.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import errno
 import gc
 import math
@@ -31,20 +32,25 @@ _SELDOM = 1000
 """Collections of middle-aged objects before all objects are looked through; Python's is 10."""
 _SAME_SECONDS = 0.5
 """Between two signals of one Ctrl-C, at most."""
+_SET_PARENT_DEATH_SIGNAL = 1
+"""Linux' PR_SET_PDEATHSIG."""
 
 
 def guard(name: str) -> None:
     """Continues in a new process; this one waits for it, and reports a signal that ends it.
 
-    SIGINT and SIGTERM to this process are for the new one. Call `guard` first, while there are no
-    threads. The exit status is that of the new process, 130 if SIGINT has ended it, or 1. The new
-    process seldom goes through all of its objects for garbage, and not at its end.
+    SIGINT and SIGTERM to this process are for the new one. If another signal ends this process,
+    such as SIGKILL, the new one gets SIGTERM. Call `guard` first, while there are no threads. The
+    exit status is that of the new process, 130 if SIGINT has ended it, or 1. The new process seldom
+    goes through all of its objects for garbage, and not at its end.
     """
+    this = os.getpid()
     with warnings.catch_warnings():
         # JAX warns about threads, but has none before it uses a device.
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
         child = os.fork()
     if child == 0:
+        _end_with(this)
         signal.signal(signal.SIGINT, _Interrupts().hear)
         # Python's last collection takes 0.7 s after planning gpt-39b, and the system frees the
         # memory anyway. What is registered later, such as Ray's end, runs before.
@@ -63,6 +69,14 @@ def guard(name: str) -> None:
         print(f"{name}: error: {end_by_signal(number)}", file=sys.stderr, flush=True)
         code = 1
     os._exit(code)
+
+
+def _end_with(parent: int) -> None:
+    """Makes the system send SIGTERM to this process when its parent ends."""
+    if ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGTERM)) != 0:
+        raise OSError("this system cannot end a command together with its first process")
+    if os.getppid() != parent:  # It has ended before.
+        os._exit(1)
 
 
 class _Interrupts:

@@ -1,4 +1,5 @@
-"""Ctrl-C ends each command with status 130, a message, and all of its processes."""
+"""Ctrl-C ends each command with status 130, a message, and all of its processes. SIGKILL ends all
+of its processes."""
 
 from __future__ import annotations
 
@@ -73,6 +74,23 @@ def test_calibration(tmp_path: Path) -> None:
     fifo = tmp_path / "cluster.toml"
     words = ["alpa.tools.alpa_calibrate", "--quick", "--check", str(fifo)]
     assert interrupted(words, fifo, to_one) == "alpa-calibrate: error: interrupted\n"
+
+
+def test_a_killed_command_leaves_no_process(tmp_path: Path) -> None:
+    """`subprocess.run(timeout=...)` kills a command, and then reads its output to the end."""
+    fifo = tmp_path / "program.mlir"
+    os.mkfifo(fifo)
+    with (
+        subprocess.Popen(
+            [sys.executable, "-m", "alpa.tools.alpa_opt", str(fifo)],
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        ) as process,
+        ended_on_failure(process),
+        fifo.open("w"),  # waits until the command opens it
+    ):
+        process.kill()
+        assert process.communicate(timeout=60) == (b"", None)
 
 
 def test_a_guarded_command_collects_no_garbage_at_its_end():

@@ -339,6 +339,16 @@ def test_sigterm_ends_a_socket_well(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_the_socket_of_a_killed_server_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "alpa.sock"
+    with listening(path) as process:
+        process.kill()
+        process.communicate(timeout=60)
+    with listening(path) as process, connected(path) as client:
+        assert client.is_well()
+        assert end(process, signal.SIGTERM) == (0, b"")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
