@@ -24,7 +24,7 @@ from functools import lru_cache
 from itertools import chain, count
 from typing import Any
 
-from alpa.dialects import chlo, ir, passmanager, stablehlo, walk
+from alpa.dialects import chlo, ir, passmanager, sdy, stablehlo, walk
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.analysis.op_kinds import ELEMENTWISE_CHLO, ELEMENTWISE_STABLEHLO, SOURCES
 from alpa.passes.base import PassError, UsersCode, check_kind
@@ -150,7 +150,7 @@ def rule_of(op: ir.OpView) -> ShardingRule | None:
     It says which factors may be cut unevenly (`padding.py`).
 
     Raises:
-        PassError: a registered rule does not fit the op.
+        PassError: a rule that the user gave does not fit the op.
     """
     rule = _even_rule(op)
     return None if rule is None else with_padding(op, rule)
@@ -161,7 +161,12 @@ def _even_rule(op: ir.OpView) -> ShardingRule | None:
     name = op.operation.name
     if name == "stablehlo.custom_call":
         given = _registered(op) if attr is None else ShardingRule.from_attr(attr)
-        return _of_routine(op) if given is None else _through(given)
+        if given is None:
+            return _of_routine(op)
+        rule = _through(given)
+        if attr is None or sdy.OpShardingRuleAttr(attr).is_custom:
+            _check_sizes(op, rule)
+        return rule
     if attr is not None:
         return ShardingRule.from_attr(attr)
     if name in SOURCES:
@@ -296,3 +301,23 @@ def _check_fit(op: ir.OpView, target: str, rule: ShardingRule) -> None:
                 f"the sharding rule registered for @{target} uses factor {unknown[0]} in its "
                 f"{what} but has {len(rule.factor_sizes)} factor sizes",
             )
+
+
+def _check_sizes(op: ir.OpView, rule: ShardingRule) -> None:
+    """Raises PassError where shards of a free factor are not even shards of its dimensions."""
+    target = ir.StringAttr(op.attributes["call_target_name"]).value
+    for what, values, mappings in (
+        ("operand", op.operands, rule.operands),
+        ("result", op.results, rule.results),
+    ):
+        for number, (shape, mapping) in enumerate(zip(_shapes(values), mappings, strict=True)):
+            for dim, (extent, factors) in enumerate(zip(shape, mapping, strict=True)):
+                for factor in set(factors) - rule.need_replication:
+                    size = rule.factor_sizes[factor]
+                    if size != extent and (size < 1 or extent % size != 0):
+                        raise PassError(
+                            op,
+                            f"the sharding rule of @{target} gives dimension {dim} of {what} "
+                            f"{number} a factor of size {size}, and it has {extent}; make the rule "
+                            "from the shapes of the call",
+                        )

@@ -188,6 +188,14 @@ def test_rule_on_the_op_comes_before_the_registered_one(target: str):
             ShardingRule((4,), (((0,), (1,)),), (((0,), (1,)),)),
             r"@my\.kernel uses factor 1 in its operands but has 1 factor sizes",
         ),
+        (
+            ShardingRule((4, 16), (((0,), (1,)),), (((0,), (1,)),)),
+            r"@my\.kernel gives dimension 1 of operand 0 a factor of size 16, and it has 8; make",
+        ),
+        (
+            ShardingRule((0, 8), (((0,), (1,)),), (((0,), (1,)),)),
+            r"@my\.kernel gives dimension 0 of operand 0 a factor of size 0, and it has 4",
+        ),
     ],
 )
 def test_registered_rule_that_does_not_fit(target: str, rule: ShardingRule, message: str):
@@ -195,6 +203,23 @@ def test_registered_rule_that_does_not_fit(target: str, rule: ShardingRule, mess
     module = module_of("%x: tensor<4x8xf32>", CALL)
     with pytest.raises(PassError, match=message):
         rule_of(body(main_function(module)).operations[0])
+
+
+def test_sizes_of_a_rule_on_the_op_that_do_not_fit() -> None:
+    rule = "{sdy.sharding_rule = #sdy.op_sharding_rule<([i, j])->([i, j]) {i=3, j=8}, custom>}"
+    module = module_of("%x: tensor<4x8xf32>", CALL.replace(" :", f" {rule} :", 1))
+    with pytest.raises(PassError, match="dimension 0 of operand 0 a factor of size 3, and it has"):
+        rule_of(body(main_function(module)).operations[0])
+
+
+def test_sizes_of_what_is_never_cut_may_differ() -> None:
+    rule = (
+        "{sdy.sharding_rule = #sdy.op_sharding_rule<([i, j])->([i, j]) {i=2, j=5} "
+        "need_replication={j}, custom>}"
+    )
+    module = module_of("%x: tensor<4x8xf32>", CALL.replace(" :", f" {rule} :", 1))
+    expected = "([i, j])->([i, j]) {i=2, j=5} need_replication={j}"
+    assert text_of(rule_of_last(module), module) == expected
 
 
 def test_loops_and_branches_have_no_rule():
