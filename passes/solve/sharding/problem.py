@@ -6,10 +6,11 @@ Memory is what the paper leaves to the stages: usages of nodes over time, and on
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf
+from math import inf, isfinite
 from typing import Literal
 
 import numpy as np
@@ -374,6 +375,8 @@ def verify(problem: Problem, solution: Solution) -> None:
             raise VerificationError(
                 f"node {node} has {size} strategies, the solution takes {strategy}"
             )
+    if sizes and np.asarray(solution.choice).dtype.kind not in "iu":
+        raise VerificationError(f"strategies are whole numbers: {reprlib.repr(solution.choice)}")
     cost = problem.cost(solution.choice)
     if not cost < inf:
         raise VerificationError("the solution takes a forbidden strategy or pair of strategies")
@@ -382,8 +385,11 @@ def verify(problem: Problem, solution: Solution) -> None:
         raise VerificationError(
             f"the solution uses {peak} bytes at time {moment}, {problem.memory_limit} allowed"
         )
-    if abs(cost - solution.objective) > 1e-9 * max(abs(cost), abs(solution.objective)):
+    most = 1e-9 * max(abs(cost), abs(solution.objective))
+    if not isfinite(solution.objective) or abs(cost - solution.objective) > most:
         raise VerificationError(f"the solution costs {cost} s, not {solution.objective} s")
+    if not isfinite(solution.bound):
+        raise VerificationError(f"bound {solution.bound} s is not finite; 0 s always is a bound")
     if solution.bound > solution.objective:
         raise VerificationError(
             f"bound {solution.bound} s is above objective {solution.objective} s"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from math import inf
+from math import inf, nan
 
 import numpy as np
 import pytest
@@ -247,8 +247,13 @@ def test_verify_rejects_what_is_wrong():
         (replace(good, choice=(0,)), "1 choices for 2 nodes"),
         (replace(good, choice=(0, 2)), "node 1 has 2 strategies"),
         (replace(good, choice=(1, 0)), "forbidden"),
+        (replace(good, choice=(0, 0.5)), r"strategies are whole numbers: \(0, 0.5\)"),
         (replace(good, choice=(0, 1)), "costs 3.0 s, not 2.0 s"),
+        (replace(good, objective=nan), "costs 2.0 s, not nan s"),
+        (replace(good, objective=inf), "costs 2.0 s, not inf s"),
         (replace(good, bound=2.5), "above objective"),
+        (replace(good, bound=nan), "bound nan s is not finite"),
+        (replace(good, bound=-inf), "bound -inf s is not finite"),
     ]:
         with pytest.raises(VerificationError, match=message):
             verify(problem, wrong)
