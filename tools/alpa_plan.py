@@ -123,7 +123,9 @@ def _run(options: argparse.Namespace) -> int:
         if options.compare is not None:
             comparison = compared(*options.compare)
             if options.report is not None:
-                check_files({"--report": options.report})
+                first, second = options.compare
+                plans = {"the first plan": first, "the second plan": second}
+                check_files({"--report": options.report}, plans)
                 write_texts({options.report: comparison_page(comparison)})
             with until_the_reader_goes():
                 print(comparison, end="")
@@ -168,7 +170,7 @@ def _process(options: argparse.Namespace) -> bool:
         "--report": options.report,
         "--save-hints": options.save_hints,
     }
-    check_files(files)
+    check_files(files, {"the program": options.program})
     if options.export is not None and options.export.exists() and not options.export.is_dir():
         raise CommandError(f"cannot write into {options.export}: it is not a folder")
     check_report(options)
@@ -191,11 +193,11 @@ def _process(options: argparse.Namespace) -> bool:
     except ValueError as error:
         raise CommandError(str(error)) from error
     with _progress() as clock:
-        find = _plan_zoo if options.program.startswith(ZOO) else _plan_file
+        find = _finder(options, roles, clock)
         free = None
         if options.force:  # Its price is that against the plan without it.
-            free = find(options, replace(settings, force=given_hints(options)), roles, clock)
-        result = find(options, settings, roles, clock)
+            free = find(replace(settings, force=given_hints(options)))
+        result = find(settings)
         verification = None
         if options.verify is not None:
             verification = verify(options, result.planned, clock)
@@ -210,7 +212,7 @@ def _process(options: argparse.Namespace) -> bool:
                 memory = verification.memory_to_plan_with(Cluster.parse(settings.cluster))
                 settings = replace(settings, cluster=f"{machine},memory={memory}B")
                 say(f"{verification.problem}; planning again with {size_text(memory)} per device")
-                result = find(options, settings, roles, clock)
+                result = find(settings)
                 usable = verification.meshes[0].usable
                 verification = verify(options, result.planned, clock, usable)
         report = result.planned.numbers(clock)
@@ -295,9 +297,20 @@ def _is_equal(result: _Result) -> bool:
     return not comparison.is_fault
 
 
-def _plan_file(
-    options: argparse.Namespace, settings: Settings, roles: RolesFile | None, clock: Clock
-) -> _Result:
+def _finder(
+    options: argparse.Namespace, roles: RolesFile | None, clock: Clock
+) -> Callable[[Settings], _Result]:
+    """What plans the program. A file is read once, because it may be a pipe.
+
+    Raises CommandError, RolesError, PlanningError.
+    """
+    if options.program.startswith(ZOO):
+        return lambda settings: _plan_zoo(options, settings, roles, clock)
+    module = _read_file(options, roles, clock)
+    return lambda settings: _plan_file(options, settings, module, clock)
+
+
+def _read_file(options: argparse.Namespace, roles: RolesFile | None, clock: Clock) -> ir.Module:
     if options.num_micro_batches == "auto":
         raise CommandError(
             "--num-micro-batches auto lowers the program for each number, which is impossible for "
@@ -312,6 +325,12 @@ def _plan_file(
         module = read(options.program, options.refine)
     if roles is not None:
         roles.apply(module)
+    return module
+
+
+def _plan_file(
+    options: argparse.Namespace, settings: Settings, module: ir.Module, clock: Clock
+) -> _Result:
     settings = replace(settings, num_micro_batches=options.num_micro_batches or 1)
     planned = plan(module, settings, clock, keep=are_asked(options))
     devices, sizes = parse_cluster(options.cluster).num_devices, dict(options.shrink)

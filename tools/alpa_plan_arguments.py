@@ -102,8 +102,8 @@ def parser() -> argparse.ArgumentParser:
         "program",
         nargs="?",
         metavar="FILE|zoo:NAME",
-        help="StableHLO as text, bytecode or portable artifact, or a zoo program; not with "
-        "--compare",
+        help="StableHLO as text, bytecode or portable artifact (- is standard input), or a zoo "
+        "program; not with --compare",
     )
     add("--cluster", metavar="C", help="preset:HOSTSxDEVICES, or a TOML file; not with --compare")
     add(

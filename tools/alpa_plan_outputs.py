@@ -52,16 +52,18 @@ def verify(
         raise CommandError(f"the plan cannot be verified: {error}") from error
 
 
-def check_files(paths: Mapping[str, Path | None]) -> None:
+def check_files(paths: Mapping[str, Path | None], read: Mapping[str, str | Path]) -> None:
     """Checks the files that are to be written, before anything is planned.
 
     Args:
         paths: by the options that name them.
+        read: the files that the command reads and that must stay, by what they are.
 
     Raises:
-        CommandError: a file cannot be written, or two options name the same one.
+        CommandError: a file cannot be written, is read, or is that of two options.
     """
     named = dict[Path, str]()
+    inputs = {Path(path).resolve(): what for what, path in read.items()}
     for option, path in paths.items():
         if path is None:
             continue
@@ -71,6 +73,12 @@ def check_files(paths: Mapping[str, Path | None]) -> None:
             raise CommandError(f"cannot write {path}: it is a folder")
         if path == Path(os.devnull):
             continue
+        if str(path) == "-":
+            raise CommandError(
+                f"cannot write {option} to standard output, which has the plan's table; name a file"
+            )
+        if what := inputs.get(path.resolve()):
+            raise CommandError(f"cannot write {option} to {path}: it is {what}; name another file")
         other = named.setdefault(path.resolve(), option)
         if other != option:
             raise CommandError(

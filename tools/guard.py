@@ -24,6 +24,7 @@ from pathlib import Path
 from alpa.dialects import ir, parse, parse_file
 from alpa.tools.interrupts import INTERRUPTED
 
+_STANDARD_INPUT = 0
 _MOST_BYTES = 1 << 31
 """Of a pipe or a device: no program is as large, and an endless one fills the memory."""
 _MOST_SECONDS = 600
@@ -144,14 +145,14 @@ def _ending_in_time() -> Generator[None]:
 
 
 def parse_within(file: str, context: ir.Context | None = None) -> ir.Module:
-    """Parses and verifies a module from a file, text or bytecode.
+    """Parses and verifies a module from a file, text or bytecode; `-` is standard input.
 
     Raises:
         OSError: it cannot be read; MLIR's own message gives no reason.
         ir.MLIRError: it does not parse or verify.
     """
-    if not Path(file).is_file():
-        data = read_input(file)
+    if file == "-" or not Path(file).is_file():
+        data = read_input(_STANDARD_INPUT if file == "-" else file)
         with parsing(len(data)):
             return parse(data, context)
     with open(file, "rb") as stream:  # MLIR's own message gives no reason.

@@ -1,4 +1,4 @@
-"""Programs as command lines name them: the path of a file, or `zoo:NAME`.
+"""Programs as command lines name them: the path of a file, `-` (standard input), or `zoo:NAME`.
 
 A program that cannot be read or lowered raises a PlanningError, as if a pass had refused it.
 """
@@ -61,7 +61,14 @@ def lowered(
 
 
 def placed(diagnostic: Diagnostic, program: str) -> Diagnostic:
-    """Replaces places in the text of a zoo program, which the user does not have, by its name."""
-    if diagnostic.place.file not in ("-", "unknown"):
+    """Names the program in a place that has no file.
+
+    The user does not have the text of a zoo program, so its lines are left out.
+    """
+    place = diagnostic.place
+    if place.file not in ("-", "unknown"):
         return diagnostic
-    return replace(diagnostic, place=Place(program))
+    if program.startswith(ZOO):
+        return replace(diagnostic, place=Place(program))
+    name = "<stdin>" if program == "-" else program
+    return replace(diagnostic, place=replace(place, file=name))

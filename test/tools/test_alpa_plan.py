@@ -598,3 +598,44 @@ def test_each_output_has_a_file_of_its_own(
     assert {first, second} <= {*error.replace(";", "").split()}
     assert error.endswith("; give each a file of its own\n")
     assert not one.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "file", "message"),
+    [
+        ("-o", "step.mlir", "cannot write -o to {file}: it is the program; name another file"),
+        ("--json", "-", "cannot write --json to standard output, which has the plan's table"),
+    ],
+)
+def test_an_output_is_a_file_of_its_own(
+    option: str,
+    file: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("step.mlir").write_text(NAMED)
+    assert main(["./step.mlir", "--cluster", "cpu:1x1", option, file]) == 1
+    assert f"alpa-plan: error: {message.format(file=file)}" in capsys.readouterr().err
+    assert Path("step.mlir").read_text() == NAMED
+    assert not Path("-").exists()
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
+def test_a_pipe_is_read_once_for_all_plans(name: str) -> None:
+    command = [sys.executable, "-m", "alpa.tools.alpa_plan", name, "--cluster", "cpu:1x2"]
+    done = subprocess.run(
+        [*command, "--force", "x = [-, axis0]"],
+        input=NAMED,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "difference" in done.stdout
+    done = subprocess.run(command, input="step", capture_output=True, text=True, check=False)
+    name = "<stdin>" if name == "-" else name
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{name}:1:1: error: ")
