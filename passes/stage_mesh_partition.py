@@ -88,7 +88,7 @@ from alpa.passes.stages.clustered import Clustered, Layers, require_forwards, re
 from alpa.passes.stages.costing import LayerCosts
 from alpa.passes.stages.costs_folder import FolderError
 from alpa.passes.stages.existing_meshes import ExistingMeshes
-from alpa.passes.stages.fixed_stages import parse_stages
+from alpa.passes.stages.fixed_stages import FixedStage, parse_stages
 from alpa.passes.stages.forced_shardings import forced, take_forced
 from alpa.passes.stages.given_meshes import parse_meshes, parse_shape, take_held
 from alpa.passes.stages.merge import FragmentBuilder, Stages
@@ -444,7 +444,7 @@ class StageMeshPartition(Pass):
         shape = parse_shape(self.mesh_shape)
         if given is not None:
             num_stages, shape = num_stages or chunks, given.mesh.sizes
-            self._check_given(given, cluster, num_stages // chunks)
+            self._check_given(given, program, num_stages // chunks)
             if num_stages == 1:
                 return ProgramMesh(given=given, over_hosts=self.meshes_over_hosts)
         if chunks > 1:
@@ -479,16 +479,24 @@ class StageMeshPartition(Pass):
                 "the schedule",
             )
 
-    def _check_given(self, given: UserShardings, cluster: AnyCluster, num_stages: int) -> None:
+    def _check_given(self, given: UserShardings, program: Clustered, num_stages: int) -> None:
         """Checks that the mesh of the program's own shardings can be that of each stage.
+
+        If there is one stage, it may be fixed as what it is: hints of such a plan do so.
 
         Raises:
             PassError: another option asks for other meshes, or the cluster has another size.
         """
         shape = "x".join(map(str, given.mesh.sizes))
         allowed: dict[str, tuple[object, ...]] = {"mesh_shape": ("auto", shape)}
+        cluster = program.cluster
         if num_stages == 1:
-            allowed["fixed_stages"] = ("",)
+            submesh = cluster.hosts, cluster.num_devices // cluster.hosts
+            last = program.num_layers - 1
+            whole = FixedStage(first=0, last=last, submesh=submesh, shape=given.mesh.sizes)
+            fixed = parse_stages(self.fixed_stages)
+            if fixed not in ((whole,), (replace(whole, shape=None),)):
+                allowed["fixed_stages"] = ("",)
         self._allow_only(
             allowed,
             given.place,

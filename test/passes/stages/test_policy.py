@@ -41,6 +41,8 @@ def meshes(program: str, options: str) -> list[tuple[str, tuple[int, ...]]]:
         (SHARDED, "", [("m", (2, 2))]),
         (SHARDED, "num-stages=1 mesh-shape=2x2 equal-layers=true", [("m", (2, 2))]),
         (SHARDED, "meshes=0-3:4", [("m", (2, 2))]),
+        (SHARDED, "fixed-stages=0:1x4", [("m", (2, 2))]),
+        (SHARDED, "fixed-stages=0-0:1x4:2x2", [("m", (2, 2))]),
     ],
 )
 def test_options_choose_the_meshes(
@@ -58,7 +60,7 @@ def test_options_choose_the_meshes(
         ),
         *(
             (SHARDED, "", other, "the shardings")
-            for other in ("fixed-stages=0:1x4", "mesh-shape=4")
+            for other in ("fixed-stages=0:1x2", "fixed-stages=0:1x4:4", "mesh-shape=4")
         ),
     ],
 )

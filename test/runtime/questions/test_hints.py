@@ -44,6 +44,19 @@ func.func public @main(%x: tensor<64x64xf32>
   return %e : tensor<64x64xf32>
 }
 """
+SHARDED = """
+sdy.mesh @m = <["a"=2, "b"=2]>
+func.func public @main(
+    %x: tensor<64x32xf32> {sdy.sharding = #sdy.sharding<@m, [{"a"}, {}]>} loc("x"),
+    %w: tensor<32x32xf32> {sdy.sharding = #sdy.sharding<@m, [{}, {"b"}]>} loc("w"))
+    -> tensor<64x32xf32> {
+  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+    : (tensor<64x32xf32>, tensor<32x32xf32>) -> tensor<64x32xf32>
+  %z = stablehlo.dot_general %y, %w, contracting_dims = [1] x [0]
+    : (tensor<64x32xf32>, tensor<32x32xf32>) -> tensor<64x32xf32>
+  return %z : tensor<64x32xf32>
+}
+"""
 OWN = "0F0,0F1,3F0,3F1;1F0,2F0,1F1,2F1"
 
 
@@ -68,6 +81,29 @@ def test_the_plan_again(tmp_path: Path) -> None:
         for planned in (first, second)
     ]
     assert shardings[0] == shardings[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "stages"),
+    [
+        (Settings(cluster="cpu:1x4", num_layers=2), ["layers 0-1 on 1x4 as 2x2"]),
+        (
+            Settings(cluster="cpu:2x4", num_layers=2, num_stages=2),
+            ["layer 0 on 1x4 as 2x2", "layer 1 on 1x4 as 2x2"],
+        ),
+    ],
+)
+def test_a_plan_on_the_mesh_of_the_program_again(
+    settings: Settings, stages: list[str], tmp_path: Path
+) -> None:
+    program, path = parse(SHARDED), tmp_path / "hints"
+    first = plan(program, settings, Clock())
+    path.write_text(hints(first.module, program))
+    given = read_hints(path)
+    assert [text for text in given if text.startswith("layer")] == stages
+    second = plan(program, replace(settings, force=given), Clock())
+    assert second.plan.predicted_step_seconds == first.plan.predicted_step_seconds
+    assert PlanReport.of(second.module).meshes == PlanReport.of(first.module).meshes
 
 
 @pytest.mark.parametrize(
