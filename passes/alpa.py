@@ -198,8 +198,6 @@ class Alpa(Driver):
 
     def drive(self, module: ir.Module, remark: Remark, run_pass: RunPass) -> None:
         program = fingerprint(module)
-        if self.kept is not None:
-            self.kept.program = copied(module)
         if self.schedule == TERAPIPE:
             self = self._with_token_slices(main_function(module))
         if self.schedule != "auto":
@@ -212,7 +210,9 @@ class Alpa(Driver):
             run_pass(replace(step, is_checked=True), inner, say)
 
         first, *others = self.to_layers
-        run_pass(first, module, remark)  # This pass checks all shapes.
+        run_pass(first, module, remark)  # This pass checks all shapes, and leaves no tuples.
+        if self.kept is not None:
+            self.kept.program = copied(module)
         for step in others:
             if isinstance(step, LayerCluster):
                 fewest, most = self.cut.fewest_stages(), self._most_layers()

@@ -53,7 +53,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from alpa.dialects import func, ir, ops_where
+from alpa.dialects import func, ir, main_function, ops_where, separate
 from alpa.dialects.elided import CONSTANTS, elided_among
 from alpa.passes.analysis.graph import type_bytes
 from alpa.passes.analysis.input_checks import check_input, checked_types
@@ -102,3 +102,18 @@ def _remark_elided(ops: Iterable[ir.OpView], remark: Remark) -> None:
             "program was printed. It is planned by their types, and cannot be run; print it with "
             "all values, or make them arguments",
         )
+
+
+def without_tuples(module: ir.Module) -> ir.Module:
+    """A program whose arguments and results are those of its plan: the module, or, if it takes or
+    gives tuples, a copy with their elements instead.
+
+    Raises:
+        PassError: `import-hlo` refuses the program.
+    """
+    type_ = main_function(module).type
+    if not any(isinstance(it, ir.TupleType) for it in (*type_.inputs, *type_.results)):
+        return module
+    copy = separate(module.operation)
+    ImportHlo().run(copy, lambda location, message: None)
+    return copy

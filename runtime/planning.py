@@ -20,6 +20,7 @@ from alpa.passes import pipeline
 from alpa.passes.alpa import Alpa, Kept
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.base import MeshOverHostsError, Pass, PassError, location_of
+from alpa.passes.import_hlo import without_tuples
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
 from alpa.passes.pipelines.text import element_text
@@ -211,13 +212,14 @@ def _write_fixed(module: ir.Module, settings: Settings) -> None:
     """Writes the shardings that arguments have already or must have. Raises PlanningError."""
     try:
         function = check_input(module, is_checked=True)
+        named = main_function(without_tuples(module))
     except PassError as error:
         problem = Diagnostic("error", place_of(error.location), error.message)
         raise PlanningError((problem,), error) from error
     if settings.held:
         write_held(function, settings.held)
     try:
-        forced = forced_shardings(settings.choices, function)
+        forced = forced_shardings(settings.choices, named)
     except ChoiceError as error:
         place = place_of(location_of(function))
         raise PlanningError((Diagnostic("error", place, str(error)),)) from error

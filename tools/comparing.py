@@ -16,6 +16,7 @@ import jax
 from alpa import runtime
 from alpa.dialects import ir, main_function, separate
 from alpa.passes.analysis.graph import element_bytes
+from alpa.passes.import_hlo import without_tuples
 from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.compare_programs import compare_programs, narrow_results
 from alpa.runtime.compare_with_jax import check_memory, plain_jax
@@ -36,6 +37,7 @@ def compare_file(
         ValueError: it does not fit on this machine, or has constants without values.
         LoadError: the plan cannot be run.
     """
+    source = without_tuples(source)
     if number := elided_to_arguments(separate(source.operation)):
         raise ValueError(
             f"{name} has {number} constants without values, so that it cannot be run; "

@@ -121,3 +121,28 @@ def test_command_lines_that_are_invalid(
         sys.exit(main(arguments))
     assert end.value.code == 1
     assert problem in capsys.readouterr().err
+
+
+def test_a_program_with_tuples_is_asked_about_their_elements(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, hints = tmp_path / "program.mlir", tmp_path / "hints"
+    program.write_text("""
+func.func public @main(%t: tuple<tensor<64x64xf32>, tensor<64x64xf32>>)
+    -> tuple<tensor<64x64xf32>> {
+  %x = stablehlo.get_tuple_element %t[0]
+    : (tuple<tensor<64x64xf32>, tensor<64x64xf32>>) -> tensor<64x64xf32>
+  %w = stablehlo.get_tuple_element %t[1]
+    : (tuple<tensor<64x64xf32>, tensor<64x64xf32>>) -> tensor<64x64xf32>
+  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+    : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+  %r = stablehlo.tuple %y : tuple<tensor<64x64xf32>>
+  return %r : tuple<tensor<64x64xf32>>
+}
+""")
+    command = [str(program), "--cluster", "cpu:1x2"]
+    assert main([*command, "--save-hints", str(hints), "--explain", "1"]) == 0
+    assert "argument 1: tensor<64x64xf32>" in capsys.readouterr().out
+    assert hints.read_text().splitlines()[-1].startswith("1 = [")
+    assert main([*command, "--hints", str(hints), "--compare-with-jax"]) == 0
+    assert "1 of 1 results are equal" in capsys.readouterr().out
