@@ -403,7 +403,7 @@ class StageMeshPartition(Pass):
         """How many stages the options ask for at least; a given mesh may stay without layers."""
         if self.meshes != "auto":
             return 1
-        fewest = self._chunks() if self.num_stages == "auto" else self.num_stages
+        fewest = self.known_stages()
         try:
             cluster = parse_cluster(self.cluster)
         except ValueError:  # `run` says so.

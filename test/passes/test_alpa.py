@@ -252,28 +252,33 @@ def test_a_later_cut_begins_with_what_is_known(
 
 
 @pytest.mark.parametrize(
-    ("text", "stages"),
+    ("text", "stages", "least"),
     [
-        ("cluster=cpu:2x8", 1),
-        ("cluster=cpu:2x8 mesh-shape=1", 16),
-        ("cluster=cpu:2x8 mesh-shape=2x2", 4),
-        ("cluster=cpu:1x2 mesh-shape=2x2", 1),
-        ("cluster=cpu:2x8 num-stages=5", 5),
-        ("cluster=cpu:1x8 meshes=0-3:4,4-7:2x2", 2),
+        ("cluster=cpu:2x8", 1, 1),
+        ("cluster=cpu:2x8 meshes-over-hosts=false", 1, 2),
+        ("cluster=cpu:2x8 mesh-shape=1", 16, 16),
+        ("cluster=cpu:2x8 mesh-shape=2x2", 4, 4),
+        ("cluster=cpu:2x8 mesh-shape=2x2 schedule=zb-v", 8, 8),
+        ("cluster=cpu:1x2 mesh-shape=2x2", 1, 1),
+        ("cluster=cpu:2x8 num-stages=5", 5, 5),
+        # A mesh may stay without layers.
+        ("cluster=cpu:1x8 meshes=0-3:4,4-7:2x2", 2, 1),
     ],
 )
-def test_layers_are_cut_for_as_many_stages_as_the_options_fix(text: str, stages: int) -> None:
-    found: list[int] = []
+def test_layers_are_cut_for_as_many_stages_as_the_options_fix(
+    text: str, stages: int, least: int
+) -> None:
+    found: list[tuple[int, int]] = []
 
     def run(step: Pass, module: ir.Module, remark: Remark) -> None:
         if isinstance(step, LayerCluster):
-            found.append(step.stages)
+            found.append((step.stages, step.least))
             raise PassError(main_function(module), "enough")
 
     module = parse("func.func public @main() { return }")
     with module.context, ir.Location.unknown(), pytest.raises(PassError, match="enough"):
         options(text).drive(module, lambda *_: None, run)
-    assert found == [stages]
+    assert found == [(stages, least)]
 
 
 TIGHT = "num-layers=6 num-micro-batches=6 schedule=gpipe mesh-shape=1"
