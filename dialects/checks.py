@@ -15,6 +15,11 @@ from alpa.dialects.mpmd_types import MeshTensor, mesh_of, read_topology
 from alpa.dialects.plan import MeshAssignment, read_meshes
 from alpa.dialects.sharding import Mesh, Sharding, op_shardings
 
+NOT_PLANNED = (
+    "the function has no mpmd.topology: it is not planned yet; run alpa{cluster=...} first"
+)
+"""The error of what reads plans, for a program without one."""
+
 
 class CheckError(Exception):
     """A module is not a valid planned module."""
@@ -64,7 +69,7 @@ def check_meshes(main: func.FuncOp) -> dict[str, Mesh]:
 def _mesh_problems(topology: dict[str, Mesh], assigned: list[MeshAssignment]) -> Iterator[str]:
     """What is wrong with the meshes, in words; later problems may follow from the first one."""
     if not topology:
-        yield "the function has no mpmd.topology: it is not planned yet"
+        yield NOT_PLANNED
     names = [mesh.name for mesh in assigned]
     if sorted(names) != sorted(topology):
         yield f"the topology names {_list(topology)}, alpa.meshes {_list(names)}"

@@ -17,6 +17,7 @@ from alpa.dialects.attributes import (
     read_results,
 )
 from alpa.dialects.bindings import body, ir, main_function, mpmd, sdy, stablehlo, terminator
+from alpa.dialects.checks import NOT_PLANNED
 from alpa.dialects.mpmd_types import MeshTensor, Origin, mesh_of, read_topology, stage_of
 from alpa.dialects.plan import Plan, Reshard, read_meshes
 from alpa.dialects.records import typed
@@ -46,13 +47,15 @@ def read_planned(module: ir.Module) -> Program:
     """The program of a planned module that `check_planned` accepts.
 
     Raises:
-        PassError: the micro-batches cannot be run as the plan says.
+        PassError: the program is not planned, or the micro-batches cannot be run as the plan says.
     """
     with errors_at(module.operation):
         main = main_function(module)
         arguments, results = read_arguments(main), read_results(main)
         plan = Plan.read(main) or Plan()
         meshes, assigned = read_topology(main), read_meshes(main)
+    if not meshes:
+        raise PassError(main, NOT_PLANNED)
     for mesh in assigned:
         if mesh.name not in meshes:
             raise PassError(main, f"alpa.meshes names {mesh.name}, which the topology does not")

@@ -41,3 +41,10 @@ func.func public @plan_without_a_schedule(%x: !x) -> !x attributes {
     alpa.plan = {num_micro_batches = 1 : i64, predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64>}} {
   return %x : !x
 }
+
+// -----
+
+// expected-error @+1 {{the function has no mpmd.topology: it is not planned yet; run alpa{cluster=...} first}}
+func.func public @not_planned(%x: tensor<8xf32>) -> tensor<8xf32> {
+  return %x : tensor<8xf32>
+}
