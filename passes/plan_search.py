@@ -223,22 +223,31 @@ class PlanSearch:
             yield replace(self.cut, remat="layer")
 
     def _with_fewer_transfers(self, first: Candidate) -> Iterator[StageMeshPartition]:
-        """Cuts into one stage, into stages of equal size, and on one kind of hosts, where the first
-        plan takes longer than its stages were estimated at: what crosses between stages is
-        estimated before it is sharded, as if it were split alike on both sides."""
-        cut = self.cut
+        """Cuts with fewer transfers, where nothing restricts the stages.
+
+        What crosses between stages is estimated before it is sharded, as if it were split alike on
+        both sides. Where the first plan takes longer than its stages were estimated at, these are
+        cuts into one stage, into stages of equal size, and on one kind of hosts. A single stage on
+        several hosts may be faster on fewer of them.
+        """
+        cut, meshes = self.cut, first.meshes
         is_free = cut.num_stages == cut.mesh_shape == cut.meshes == "auto"
         restricted = cut.fixed_stages or cut.equal_layers or cut.objective != "step"
-        is_slow = first.step_seconds > (1 + _WORTH) * first.plan.estimated_step_seconds
-        if restricted or not is_free or not is_slow or chunks_of(first.plan.schedule) > 1:
+        if restricted or not is_free or chunks_of(first.plan.schedule) > 1:
             return
-        kinds = parse_cluster(cut.cluster).kinds
+        of_one_kind = len(parse_cluster(cut.cluster).kinds) == 1
+        is_slow = first.step_seconds > (1 + _WORTH) * first.plan.estimated_step_seconds
+        if not is_slow:
+            if of_one_kind and len(meshes) == 1 and len(meshes[0].hosts) > 1:
+                within = (1 - _WORTH) * first.step_seconds
+                yield replace(cut, equal_meshes=True, within=within)
+            return
         cut = replace(cut, within=_ROUGH * first.step_seconds)
-        if len(first.meshes) > 1:
+        if len(meshes) > 1:
             yield replace(cut, num_stages=1)
-        if len({len(mesh.devices) for mesh in first.meshes}) > 1 and len(kinds) == 1:
+        if of_one_kind and len({len(mesh.devices) for mesh in meshes}) > 1:
             yield replace(cut, equal_meshes=True)
-        devices = dict.fromkeys(mesh.device for mesh in first.meshes)
+        devices = dict.fromkeys(mesh.device for mesh in meshes)
         for device in devices if len(devices) > 1 else ():
             yield replace(cut, device=device)
 

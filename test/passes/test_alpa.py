@@ -429,3 +429,16 @@ def test_equal_meshes_are_tried_where_transfers_take_longer_than_estimated() -> 
     alone = Run(text, f"{options} num-stages=1").plan
     assert found.plan.predicted_step_seconds < 0.8 * alone.predicted_step_seconds
     assert found.plan.estimated_step_bound <= alone.estimated_step_bound
+
+
+def test_one_host_is_taken_where_several_are_slower() -> None:
+    """64 rows are not split over 3 hosts, so these only repeat one another's work."""
+    text = lowered(jnp.tanh, rows=64, width=128, layers=2)
+    options = "num-layers=2 num-micro-batches=2 schedule=1f1b processes=0"
+    found, one = (Run(text, f"cluster=h100:{hosts}x1 {options}") for hosts in (3, 1))
+    (mesh,) = read_meshes(main_function(found.module))
+    assert mesh.hosts == (0,)
+    assert found.plan.predicted_step_seconds == one.plan.predicted_step_seconds
+    fixed = Run(text, f"cluster=h100:3x1 {options} num-stages=1")
+    (mesh,) = read_meshes(main_function(fixed.module))
+    assert mesh.hosts == (0, 1, 2)
