@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -17,12 +17,15 @@ from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind, OutputKind
 from torchax.decompositions import DECOMPOSITIONS
 
-from alpa.torch.lowerings import STOP_GRADIENT, lowering
+from alpa.torch.lowerings import lowering
 from alpa.torch.places import place_in, place_of
+from alpa.torch.stops import changes, write_stops
 
 _STATIC = "a planned program has one control flow: compute both branches, and choose by torch.where"
 _REMEDIES = {"data-dependent": _STATIC, "Could not guard": _STATIC, "jax devices": _STATIC}
 """What to do, by a word of PyTorch's reason."""
+
+_VIEW = torch.ops.aten.view.default
 
 _INPUTS = {
     InputKind.PARAMETER,
@@ -53,68 +56,32 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
             # PyTorch's own use of what it deprecates.
             warnings.filterwarnings("ignore", r".*LeafSpec.* is deprecated", FutureWarning)
             exported = torch.export.export(module, args, dict(kwargs), strict=False)
-            _prepare(exported.graph_module)
+            problems = write_stops(exported)
+            _reshape_views(exported.graph_module)
             exported = exported.run_decompositions(table)
     except RuntimeError as error:  # PyTorch's refusals; the module's own errors pass.
         raise _refused(module, error) from error
-    problems = list(dict.fromkeys(_problems(exported)))
+    problems = list(dict.fromkeys([*problems, *_problems(exported)]))
     if problems:
         more = f" (and {len(problems) - 1} more of its operations)" if len(problems) > 1 else ""
         raise ExportError(f"{problems[0]}{more}")
     return exported
 
 
-def _prepare(graph_module: fx.GraphModule) -> None:
-    """Writes into a graph what its decompositions would lose, in place."""
-    changed = _changed(graph_module.graph)
-    for node in list(graph_module.graph.nodes):
-        if node.target is torch.ops.aten.detach.default and node not in changed:
-            _stop_gradient(node, 0)
-        elif node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and not node.args[0]:
-            # The body of `no_grad`. What it changes are buffers, of values without gradients.
-            body = getattr(graph_module, node.args[1].target).graph
-            for n, given in enumerate(body.find_nodes(op="placeholder"), 2):
-                if given not in _changed(body):
-                    _stop_gradient(node, n)
-        elif node.target is torch.ops.aten.view.default and node not in changed:
-            # Decompositions, such as that of attention, change the order of elements in memory, so
-            # that a view fails. Arrays of JAX have no such order.
+def _reshape_views(graph_module: fx.GraphModule) -> None:
+    """Makes views of tensors that do not change reshapes, in place.
+
+    Decompositions, such as that of attention, change the order of elements in memory, so that a
+    view fails. Arrays of JAX have no such order.
+    """
+    changed = changes(graph_module.graph)
+    for node in graph_module.graph.find_nodes(op="call_function", target=_VIEW):
+        if node not in changed:
             node.target = torch.ops.aten.reshape.default
     for child in graph_module.children():
         if isinstance(child, fx.GraphModule):
-            _prepare(child)
+            _reshape_views(child)
     graph_module.recompile()
-
-
-def _stop_gradient(node: fx.Node, n: int) -> None:
-    """Stops the gradient of an input: decompositions drop `detach` and `no_grad`."""
-    if isinstance(given := node.args[n], fx.Node) and _is_tensor(given):
-        with node.graph.inserting_before(node):
-            stopped = node.graph.call_function(STOP_GRADIENT, (given,))
-        stopped.meta = {**node.meta, "val": given.meta["val"]}
-        node.update_arg(n, stopped)
-
-
-def _changed(graph: fx.Graph) -> set[fx.Node]:
-    """The tensors that some op changes in place, and those that share their memory."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        if _schema_of(node, "is_mutable"):
-            shared = node.args[0]
-            while isinstance(shared, fx.Node):
-                found.add(shared)
-                returns = _schema_of(shared, "returns")
-                shared = shared.args[0] if returns and returns[0].alias_info else None
-    return found
-
-
-def _schema_of(node: fx.Node, what: str) -> Any:
-    op = node.target
-    return getattr(cast(Any, op)._schema, what) if isinstance(op, OpOverload) else None
-
-
-def _is_tensor(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _refused(module: nn.Module, error: RuntimeError) -> ExportError:

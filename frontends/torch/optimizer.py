@@ -107,6 +107,7 @@ class _Step(nn.Module):
         self._groups = groups
         self._optimizer = _without_parameters(optimizer)
 
+    @torch.no_grad()
     def forward(
         self, params: dict[str, torch.Tensor], state: State, grads: dict[str, torch.Tensor]
     ) -> Any:

@@ -1,0 +1,115 @@
+"""Gradients stop where PyTorch's do, and the buffers that change there are returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from alpa.runtime.comparison import compare
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+alpa_torch = pytest.importorskip("alpa.torch", reason="needs the extra torch")
+nn = torch.nn
+
+
+def assert_like_pytorch(module: Any, x: Any) -> None:
+    """The result, the gradients of its squares, and the new buffers are PyTorch's."""
+    fn, params, buffers = alpa_torch.from_module(module, (x,))
+
+    def loss_of(params: Any) -> Any:
+        result, new = fn(params, buffers, None, x.numpy())
+        return (result**2).sum(), (result, new)
+
+    grads, (result, new) = jax.grad(loss_of, has_aux=True)(params)
+    expected = module(x)
+    (expected**2).sum().backward()
+    pairs = {"result": (result, expected.detach().numpy())}
+    for name, one in module.named_parameters():
+        pairs[name] = grads[name], np.zeros(one.shape) if one.grad is None else one.grad.numpy()
+    pairs |= {name: (new[name], one.numpy()) for name, one in module.named_buffers()}
+    for name, (found, right) in pairs.items():
+        [difference] = compare([found], [right])
+        assert difference.ok, (name, difference)
+
+
+class Frozen(nn.Module):
+    """A backbone whose parameters are not trained, but whose batch norms count on."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(3, 4, 1), norm)
+        self.head = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Any) -> Any:
+        with torch.no_grad():
+            features = self.backbone(x)
+        return self.head(features)
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm2d(4), nn.InstanceNorm2d(4, track_running_stats=True)], ids=repr
+)
+def test_statistics_of_a_frozen_backbone_are_returned(norm: Any) -> None:
+    torch.manual_seed(0)
+    assert_like_pytorch(Frozen(norm), torch.randn(4, 3, 5, 5))
+
+
+def test_buffers_that_are_written_by_out_are_returned() -> None:
+    """The power iteration of a spectral norm writes its vectors so."""
+    torch.manual_seed(0)
+    module = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 4))
+    nn.init.normal_(module.parametrizations.weight.original)  # far from what has converged
+    assert_like_pytorch(module, torch.randn(6, 8))
+
+
+def test_tensors_without_gradients_may_change_under_no_grad() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("largest", torch.zeros(4))
+
+        def forward(self, x: Any) -> Any:
+            scale = torch.ones_like(x)
+            with torch.no_grad():
+                scale[:, 0] = self.linear(x)[:, 1]
+                self.largest.view(2, 2).add_(1)
+            return self.linear(x) * scale * self.largest.detach()
+
+    torch.manual_seed(0)
+    assert_like_pytorch(Masked(), torch.randn(6, 4))
+
+
+def detached(y: Any) -> Any:
+    y.detach().mul_(2)
+    return y
+
+
+def by_out(y: Any) -> Any:
+    torch.mul(y.detach(), 2, out=y.detach())
+    return y
+
+
+def under_no_grad(y: Any) -> Any:
+    with torch.no_grad():
+        y[0] = 1
+    return y
+
+
+@pytest.mark.parametrize("change", [detached, by_out, under_no_grad], ids=lambda it: it.__name__)
+def test_what_has_a_gradient_does_not_change_without_it(change: Callable[[Any], Any]) -> None:
+    class Changed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return change(self.linear(x) + 0)
+
+    message = r"changes a tensor in place that is detached or under no_grad here.*change a clone"
+    with pytest.raises(alpa_torch.ExportError, match=message):
+        alpa_torch.from_module(Changed(), (torch.ones(2, 4),))
