@@ -108,11 +108,13 @@ class NewState:
 
     def arrays(self) -> list[jax.Array]:
         """Its arrays as a step returns them (traceable): strongly typed, keys as their words."""
+        jaxpr = self._traced.jaxpr
         return [
             jax.random.key_data(array)
-            if jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-            else jnp.asarray(array, array.dtype)
-            for array in jaxpr_as_fun(self._traced.jaxpr)()
+            if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
+            # Constants may be numbers of Python.
+            else jnp.asarray(array, aval.dtype)
+            for array, aval in zip(jaxpr_as_fun(jaxpr)(), jaxpr.out_avals, strict=True)
         ]
 
     def result(self, arrays: Sequence[Any]) -> Any:

@@ -325,6 +325,24 @@ def test_create_state_makes_each_array_where_the_plan_wants_it() -> None:
     assert alpa.create_state(init, step)[0][0]["w"].devices() == arrays[0].devices()
 
 
+def test_create_state_makes_constants_of_every_type() -> None:
+    """optax.apply_if_finite begins with `jnp.array(True)`."""
+
+    def init() -> Any:
+        numbers = [jnp.array(1, jnp.int8), jnp.array(2.0, jnp.bfloat16), jnp.array(1j), 3, 0.5]
+        return {"w": jnp.ones(4), "finite": jnp.array(True), "python": False, "numbers": numbers}
+
+    @alpa.parallelize(cluster="cpu:1x2")
+    def step(state: Any, x: Any) -> Any:
+        return {**state, "w": state["w"] + x.sum(0)}
+
+    found = alpa.create_state(init, step, np.ones((2, 4), np.float32))
+    expected = jax.jit(init)()
+    assert_close(found, expected)
+    assert jax.tree.map(lambda a: a.dtype, found) == jax.tree.map(lambda a: a.dtype, expected)
+    step(found, np.ones((2, 4), np.float32))
+
+
 def test_decorator_static_arguments_and_keywords() -> None:
     @alpa.parallelize(
         cluster="cpu:1x2", static_argnames="power", batch_argnums="x", num_micro_batches=2
