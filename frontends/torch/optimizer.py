@@ -16,6 +16,9 @@ from alpa.torch.arrays import array_dtype, to_array
 from alpa.torch.exporting import ExportError, export
 from alpa.torch.program import Program, fake_arguments, flattened
 
+_WAYS = "foreach", "fused", "capturable"
+"""options that say how PyTorch runs a step, not what it computes"""
+
 State = dict[str, Any]
 """`{"lr": [one for each group of parameters], "params": {name: {what it keeps: array}}}`"""
 
@@ -83,16 +86,18 @@ def from_optimizer(
     groups = optimizer.param_groups
     if any(id(parameter) not in name_of for group in groups for parameter in group["params"]):
         raise ValueError(f"{kind} has a parameter that {type(module).__name__} does not have")
+    # Parameters that are not trained have no gradients, so that a step leaves them out.
+    trained = [[one for one in group["params"] if one.requires_grad] for group in groups]
     kept: dict[str, dict[str, jax.Array]] = {}
-    for group in groups:
-        for parameter in group["params"]:
+    for group, parameters in zip(groups, trained, strict=True):
+        for parameter in parameters:
             name = name_of[id(parameter)]
             kept[name] = {
                 what: to_array(value, f"{name}'s {what}")
                 for what, value in optimizer.state.get(parameter, {}).items()
                 if isinstance(value, torch.Tensor)
             } or _first_state(optimizer, group, parameter)
-    names = [[name_of[id(parameter)] for parameter in group["params"]] for group in groups]
+    names = [[name_of[id(parameter)] for parameter in parameters] for parameters in trained]
     rates = [jnp.asarray(float(group["lr"]), jnp.float32) for group in groups]
     return UpdateFunction(optimizer, names), {"lr": rates, "params": kept}
 
@@ -170,10 +175,7 @@ def _with(
 ) -> torch.optim.Optimizer:
     """The optimizer for other parameters, with another state."""
     one = copy.copy(optimizer)
-    # How PyTorch runs the step is no part of what it computes.
-    one.param_groups = [
-        {**group, **{k: False for k in ("foreach", "fused") if k in group}} for group in groups
-    ]
+    one.param_groups = [{**group, **{k: False for k in _WAYS if k in group}} for group in groups]
     one.state = defaultdict(dict, {value: dict(kept) for value, kept in state.items()})
     return one
 

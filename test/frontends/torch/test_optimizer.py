@@ -101,6 +101,35 @@ def test_groups_keep_their_hyperparameters_and_rates_change() -> None:
     assert new["2.bias"] is params["2.bias"]
 
 
+def test_parameters_that_are_not_trained_are_left_out() -> None:
+    """They are among the buffers, and PyTorch leaves them out as well: they have no gradients."""
+    module, x, y = problem()
+    module[0].requires_grad_(False)
+    optimizer = optim.AdamW(module.parameters(), lr=1e-2, weight_decay=0.5)
+    update, state = alpa_torch.from_optimizer(optimizer, module)
+    assert [*state["params"]] == ["2.weight", "2.bias"]
+    found = ours(module, update, state, x, y)
+    models.trained(module, optimizer, [lambda: loss_of(module, x, y)] * 3)
+    for name, array in found.items():
+        [difference] = compare([array], [module.get_parameter(name).detach().numpy()])
+        assert difference.ok, (name, difference)
+
+
+@pytest.mark.parametrize("way", ["foreach", "fused", "capturable"])
+def test_how_pytorch_runs_a_step_does_not_matter(way: str) -> None:
+    module, _, _ = problem()
+    grads = {n: np.ones(tuple(p.shape), np.float32) for n, p in module.named_parameters()}
+    params = {n: p.detach().numpy() for n, p in module.named_parameters()}
+    new = [
+        update(params, state, grads)[0]
+        for options in ({}, {way: True})
+        for update, state in [
+            alpa_torch.from_optimizer(optim.AdamW(module.parameters(), **options), module)
+        ]
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *new)
+
+
 def test_the_order_of_names_does_not_matter() -> None:
     """JAX sorts dictionaries, and PyTorch does not."""
     module, x, _ = problem()
