@@ -12,6 +12,8 @@ import torch
 from torch._ops import OpOverload
 from torchax.ops import jaten
 
+from alpa.torch.corrections import CORRECTIONS
+
 
 @torch.library.custom_op("alpa::stop_gradient", mutates_args=())
 def stop_gradient(x: torch.Tensor) -> torch.Tensor:
@@ -66,8 +68,8 @@ def lowering(op: OpOverload) -> Lowering | None:
     None also stands for functions that are wrong here: those that change tensors in place, and
     those that draw the same numbers in each call.
     """
-    if op in _OWN:
-        return Lowering(function=_OWN[op], draws=False)
+    if (own := _OWN.get(op) or CORRECTIONS.get(op.overloadpacket)) is not None:
+        return Lowering(function=own, draws=False)
     # Its import fills the registry. torchax's environment does as well, but creates JAX's devices.
     registry = jaten.ops_registry.all_aten_ops
     found = registry.get(op) or registry.get(op.overloadpacket)

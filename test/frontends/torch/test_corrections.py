@@ -1,0 +1,101 @@
+"""Ops that torchax computes differently have PyTorch's results and gradients, also under jit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alpa.runtime.comparison import compare
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+alpa_torch = pytest.importorskip("alpa.torch", reason="needs the extra torch")
+nn = torch.nn
+
+
+def assert_like_pytorch(module: Any, *args: Any) -> None:
+    """The result is PyTorch's, and so are the gradients of its squares."""
+    fn, params, buffers = alpa_torch.from_module(module, args)
+    given = [one.numpy() for one in args]
+
+    @jax.jit
+    def run(params: Any, given: Any) -> Any:
+        result, _ = fn(params, buffers, None, *given)
+        return (result**2).sum(), result
+
+    (_, result), grads = jax.value_and_grad(run, has_aux=True)(params, given)
+    expected = module(*args)
+    (expected**2).sum().backward()
+    [difference] = compare([result], [expected.detach().numpy()])
+    assert difference.ok, difference
+    for name, one in module.named_parameters():
+        [difference] = compare([grads[name]], [one.grad.numpy()])
+        assert difference.ok, (name, difference)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_transposed_convolutions_with_groups(dim: int, groups: int) -> None:
+    torch.manual_seed(0)
+    kind = [nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d][dim - 1]
+    module = kind(4, 8, 3, stride=2, padding=1, output_padding=1, dilation=2, groups=groups)
+    assert_like_pytorch(module, torch.randn(2, 4, *[5, 4, 3][:dim]))
+
+
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("ceil", [True, False])
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_average_pools(dim: int, padding: int, ceil: bool, include: bool) -> None:
+    torch.manual_seed(0)
+    kind = [nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d][dim - 1]
+    conv = [nn.Conv1d, nn.Conv2d, nn.Conv3d][dim - 1](2, 2, 1)
+    pool = kind(3, 2, padding, ceil_mode=ceil, count_include_pad=include)
+    assert_like_pytorch(nn.Sequential(conv, pool), torch.randn(2, 2, *[6, 8, 6][:dim]))
+
+
+def test_average_pools_of_one_image_and_with_a_divisor() -> None:
+    torch.manual_seed(0)
+    pool = nn.AvgPool2d((2, 3), ceil_mode=True, divisor_override=4)
+    assert_like_pytorch(nn.Sequential(nn.Conv2d(2, 2, 1), pool), torch.randn(2, 5, 7))
+    fn, _, _ = alpa_torch.from_module(nn.AvgPool2d(2), (torch.ones(1, 4, 4).bfloat16(),))
+    assert fn({}, {}, None, jnp.ones((1, 4, 4), jnp.bfloat16))[0].dtype == jnp.bfloat16
+
+
+def test_embeddings_by_frequency() -> None:
+    torch.manual_seed(0)
+    module = nn.Embedding(6, 3, padding_idx=1, scale_grad_by_freq=True)
+    assert_like_pytorch(module, torch.tensor([[0, 2, 2], [1, 2, 0], [1, 1, 5]]))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding", [None, 2])
+def test_bags_of_embeddings(mode: str, padding: int | None) -> None:
+    torch.manual_seed(0)
+    words = torch.tensor([0, 2, 3, 1, 2, 2, 4, 5])
+    offsets = torch.tensor([0, 3, 3, 4])  # the second bag is empty
+    module = nn.EmbeddingBag(6, 3, mode=mode, padding_idx=padding)
+    assert_like_pytorch(module, words, offsets)
+    assert_like_pytorch(nn.EmbeddingBag(6, 3, mode=mode, padding_idx=padding), words.view(4, 2))
+    assert_like_pytorch(
+        nn.EmbeddingBag(6, 3, mode=mode, include_last_offset=True), words,
+        torch.tensor([0, 3, 4, 8]),
+    )  # fmt: skip
+
+
+def test_weights_of_a_bag() -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(6, 3, mode="sum")
+
+        def forward(self, words: Any, offsets: Any, weights: Any) -> Any:
+            return self.bag(words, offsets, weights)
+
+    torch.manual_seed(0)
+    words, offsets = torch.tensor([0, 2, 3, 1]), torch.tensor([0, 3])
+    weights = torch.from_numpy(np.linspace(1, 2, 4, dtype=np.float32))
+    assert_like_pytorch(Weighted(), words, offsets, weights)
