@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind, OutputKind
 from torchax.decompositions import DECOMPOSITIONS
 
 from alpa.torch.lowerings import lowering
-from alpa.torch.places import place_in, place_of
+from alpa.torch.places import Place, place_in, place_of
 from alpa.torch.stops import changes, write_stops
 
 _STATIC = "a planned program has one control flow: compute both branches, and choose by torch.where"
-_REMEDIES = {"data-dependent": _STATIC, "Could not guard": _STATIC, "jax devices": _STATIC}
+_REMEDIES = {
+    **dict.fromkeys(("data-dependent", "Could not guard", "jax devices"), _STATIC),
+    FakeTensor.__name__: "shapes and numbers cannot depend on values; use a mask and torch.where",
+}
 """What to do, by a word of PyTorch's reason."""
 
 _VIEW = torch.ops.aten.view.default
@@ -56,16 +60,48 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
             # PyTorch's own use of what it deprecates.
             warnings.filterwarnings("ignore", r".*LeafSpec.* is deprecated", FutureWarning)
             exported = torch.export.export(module, args, dict(kwargs), strict=False)
+            _check_constants(exported)
             problems = write_stops(exported)
             _reshape_views(exported.graph_module)
             exported = exported.run_decompositions(table)
-    except RuntimeError as error:  # PyTorch's refusals; the module's own errors pass.
+    except (RuntimeError, TypeError) as error:  # The module's own errors pass.
+        if isinstance(error, TypeError) and FakeTensor.__name__ not in str(error):
+            raise
         raise _refused(module, error) from error
     problems = list(dict.fromkeys([*problems, *_problems(exported)]))
     if problems:
         more = f" (and {len(problems) - 1} more of its operations)" if len(problems) > 1 else ""
         raise ExportError(f"{problems[0]}{more}")
     return exported
+
+
+def _check_constants(exported: ExportedProgram) -> None:
+    """Checks that all tensors are computed by the graph.
+
+    Raises:
+        ExportError: one is that of an example, for which PyTorch has recorded no operation.
+    """
+    inputs = {node.name: node for node in exported.graph.find_nodes(op="placeholder")}
+    for spec in cast(Any, exported.graph_signature.input_specs):
+        if isinstance(exported.constants.get(spec.target), FakeTensor):
+            place = _place_of_use(inputs[spec.arg.name])
+            where = "" if place is None else f"{place}: "
+            raise ExportError(
+                f"{where}torch.export does not see how a tensor here is computed; use detach() "
+                "instead of .data, and jax.grad of the function instead of torch.autograd.grad, "
+                "and compute what the module keeps of parameters in forward"
+            )
+
+
+def _place_of_use(node: fx.Node) -> Place | None:
+    """The first line that computes with a node."""
+    using = {node}
+    for one in node.graph.nodes:
+        if not using.isdisjoint(one.all_input_nodes):
+            if (place := place_of(one)) is not None:
+                return place
+            using.add(one)
+    return None
 
 
 def _reshape_views(graph_module: fx.GraphModule) -> None:
@@ -84,7 +120,7 @@ def _reshape_views(graph_module: fx.GraphModule) -> None:
     graph_module.recompile()
 
 
-def _refused(module: nn.Module, error: RuntimeError) -> ExportError:
+def _refused(module: nn.Module, error: Exception) -> ExportError:
     place = place_in(error.__traceback__)
     where = "" if place is None else f"{place}: "
     reason = str(error).strip().partition("\n")[0].rstrip(".")

@@ -11,10 +11,12 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from alpa.torch.exporting import ExportError
+from alpa.torch.places import place_in
 
 
 def check_hooks(module: nn.Module) -> None:
@@ -43,8 +45,25 @@ def _has_hook(part: Any) -> bool:
     return bool(part._backward_hooks or getattr(part, "_backward_pre_hooks", None))
 
 
+class _SetsDataError(Exception):
+    pass
+
+
+class _DataIsKept(TorchFunctionMode):
+    """Raises _SetsDataError where `tensor.data = ...` would be called, which torch.export drops."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func == cast(Any, torch.Tensor).data.__set__:
+            raise _SetsDataError
+        return func(*args, **(kwargs or {}))
+
+
 def check_functions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Checks that no `torch.autograd.Function` computes a module's result.
+    """Checks that a module computes its result by operations that torch.export and JAX see.
+
+    They do not see the backward of a `torch.autograd.Function`, nor what sets `tensor.data`.
 
     Args:
         module: its parameters and buffers may be fake.
@@ -54,8 +73,16 @@ def check_functions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     Raises:
         ExportError: one does.
     """
-    with torch.enable_grad():
-        results = pytree.tree_leaves(module(*args, **kwargs))
+    try:
+        with torch.enable_grad(), _DataIsKept():
+            results = pytree.tree_leaves(module(*args, **kwargs))
+    except _SetsDataError as error:
+        place = place_in(error.__traceback__)
+        where = "" if place is None else f"{place}: "
+        raise ExportError(
+            f"{where}forward sets the .data of a tensor, which torch.export drops; use copy_, for "
+            "a buffer under torch.no_grad"
+        ) from None
     found: list[Any] = [one.grad_fn for one in results if isinstance(one, torch.Tensor)]
     seen: set[Any] = {None}
     while found:

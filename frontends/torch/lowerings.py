@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import torch
 from torch._ops import OpOverload
 from torchax.ops import jaten
@@ -30,10 +29,13 @@ STOP_GRADIENT = torch.ops.alpa.stop_gradient.default
 
 _OWN: dict[OpOverload, Callable[..., Any]] = {
     STOP_GRADIENT: jax.lax.stop_gradient,
-    # A number of a tensor, which JAX does not know while it traces, stays an array.
-    torch.ops.aten._local_scalar_dense.default: jnp.asarray,
+    # A number of a tensor, which JAX does not know while it traces, stays an array. PyTorch's has
+    # no gradient.
+    torch.ops.aten._local_scalar_dense.default: jax.lax.stop_gradient,
     # JAX checks no values.
     torch.ops.aten._assert_scalar.default: lambda *_: None,
+    torch.ops.aten._assert_async.default: lambda *_: None,
+    torch.ops.aten._assert_async.msg: lambda *_: None,
     torch.ops.aten.sym_constrain_range_for_size.default: lambda *_, **__: None,
 }
 """Functions instead of torchax's."""

@@ -177,8 +177,16 @@ def _first_names(module: nn.Module) -> dict[str, str]:
 
 
 def _without_data(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """A copy of a module whose parameters and buffers have shapes only."""
-    return copy.deepcopy(module, {id(one): mode.from_tensor(one) for _, one in _tensors(module)})
+    """A copy of a module whose parameters and buffers have shapes only.
+
+    So have tensors that it has computed of them, such as a weight under `nn.utils.weight_norm`.
+    """
+    tensors = [one for _, one in _tensors(module)]
+    kept = [one for part in module.modules() for one in vars(part).values()]
+    computed = [one for one in kept if isinstance(one, torch.Tensor) and one.grad_fn is not None]
+    shapes = {id(one): mode.from_tensor(one) for one in tensors}
+    shapes |= {id(one): mode.from_tensor(one.detach()) for one in computed}
+    return copy.deepcopy(module, shapes)
 
 
 def _kind(module: nn.Module) -> str:

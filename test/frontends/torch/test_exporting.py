@@ -52,6 +52,26 @@ def drawn(self: Any, x: Any) -> Any:
     return x + torch.empty_like(x).exponential_()
 
 
+def read_data(self: Any, x: Any) -> Any:
+    return (x * 2).data * self.weight
+
+
+def added_to_data(self: Any, x: Any) -> Any:
+    self.average.data.mul_(0.9).add_(x)
+    return x * self.average
+
+
+def set_data(self: Any, x: Any) -> Any:
+    self.average.data = 0.9 * self.average + x
+    return x * self.average
+
+
+def differentiated(self: Any, x: Any) -> Any:
+    x = x.clone().requires_grad_()
+    [force] = torch.autograd.grad(torch.tanh(x * self.weight).sum(), x, create_graph=True)
+    return force
+
+
 @torch.library.custom_op("alpa_test::twice", mutates_args=())
 def twice(x: torch.Tensor) -> torch.Tensor:
     return 2 * x
@@ -85,6 +105,35 @@ def test_what_jax_cannot_run_is_refused(function: Any, message: str) -> None:
     with pytest.raises(alpa_torch.ExportError, match=message) as error:
         alpa_torch.from_module(module_of(function), (torch.ones(4),))
     assert function is in_place or "test_exporting.py:" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (read_data, r"does not see how a tensor here is computed; use detach\(\) instead of .data"),
+        (added_to_data, r"does not see how a tensor here is computed"),
+        (differentiated, r"does not see .* jax.grad of the function instead of torch.autograd"),
+        (set_data, r"forward sets the .data of a tensor, which torch.export drops; use copy_"),
+    ],
+    ids=lambda it: getattr(it, "__name__", None),
+)
+def test_what_pytorch_does_not_see_is_refused(function: Any, message: str) -> None:
+    module = module_of(function, weight=nn.Parameter(torch.ones(4)))
+    module.register_buffer("average", torch.zeros(4))
+    with pytest.raises(alpa_torch.ExportError, match=message) as error:
+        alpa_torch.from_module(module, (torch.ones(4),))
+    assert function is differentiated or "test_exporting.py:" in str(error.value)
+
+
+def test_packed_sequences_are_refused() -> None:
+    def packed(self: Any, x: Any) -> Any:
+        given = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 2]), batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(self.lstm(given)[0])[0]
+
+    module = module_of(packed, lstm=nn.LSTM(4, 4, batch_first=True))
+    message = r"test_exporting.py:\d+: torch.export cannot .* use a mask and torch.where"
+    with pytest.raises(alpa_torch.ExportError, match=message):
+        alpa_torch.from_module(module, (torch.ones(2, 3, 4),))
 
 
 def test_a_parameter_that_changes_is_refused() -> None:

@@ -277,6 +277,49 @@ def test_gradients_stop_where_pytorch_stops_them() -> None:
         np.testing.assert_allclose(grads[name], expected, rtol=1e-6)
 
 
+def test_numbers_of_tensors_have_no_gradient() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
+
+        def forward(self, x: Any) -> Any:
+            return (x * self.a / self.a.abs().max().item()).sum()
+
+    module = Scaled()
+    x = torch.tensor([1.0, 2.0, 3.0])
+    fn, params, buffers = alpa_torch.from_module(module, (x,))
+    grads = jax.grad(lambda p: fn(p, buffers, None, x.numpy())[0])(params)
+    module(x).backward()
+    np.testing.assert_allclose(grads["a"], module.a.grad.numpy(), rtol=1e-6)
+
+
+def test_checks_of_values_are_left_out() -> None:
+    """F.one_hot checks the classes."""
+
+    class Classes(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return F.one_hot(x, 4)
+
+    labels = torch.tensor([0, 3, 1])
+    fn, _, _ = alpa_torch.from_module(Classes(), (labels,))
+    found = jax.jit(lambda x: fn({}, {}, None, x)[0])(labels.numpy())
+    np.testing.assert_array_equal(found, F.one_hot(labels, 4).numpy())
+
+
+def test_a_weight_that_a_hook_computes() -> None:
+    torch.manual_seed(0)
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        module = nn.utils.weight_norm(nn.Linear(4, 3))
+    x = torch.randn(5, 4)
+    fn, params, buffers = alpa_torch.from_module(module, (x,))
+    assert {*params} == {"bias", "weight_g", "weight_v"}
+    grads = jax.grad(lambda p: (fn(p, buffers, None, x.numpy())[0] ** 2).sum())(params)
+    (module(x) ** 2).sum().backward()
+    for name, parameter in module.named_parameters():
+        np.testing.assert_allclose(grads[name], parameter.grad.numpy(), rtol=1e-4, atol=1e-5)
+
+
 def test_buffers_that_no_grad_changes_are_returned() -> None:
     class Averaged(nn.Module):
         def __init__(self) -> None:
