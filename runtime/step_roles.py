@@ -104,6 +104,10 @@ def _strong(leaf: Leaf) -> LeafType | None:
     return None if leaf.type is None else leaf.type.strong
 
 
+def _same_shape(leaf: Leaf, result: ResultLeaf) -> bool:
+    return leaf.type is not None and leaf.type.shape == result.type.shape
+
+
 def _choose(found: Sequence[_Match], said: Collection[str], nearest: Nearest) -> dict[int, int]:
     """Selects matches that use no leaf twice: first the nearest by data flow, then in order."""
     ranked: list[tuple[float, int, _Match]] = []
@@ -139,16 +143,24 @@ def _check_said(
     declared: Declared,
 ) -> None:
     """Checks that declared state is found, and donated arguments that almost match."""
+    taken = {*pairs.values()}
+    free = [
+        {path: r for path, r in tree.items() if r not in taken}
+        for tree in _subtrees(results).values()
+    ]
     for name in sorted((declared.state or frozenset()) | declared.donated):
         own = {leaf.path[1:]: n for n, leaf in enumerate(leaves) if leaf.argument == name}
         if not own or any(n in pairs for n in own.values()):
             continue
-        inside = max(
-            _subtrees(results).values(), key=lambda tree: len(own.keys() & tree.keys()), default={}
-        )
-        common = own.keys() & inside.keys()
-        if name not in (declared.state or ()) and 2 * len(common) <= len(own):
-            continue  # A donated buffer that is not state.
+        inside = max(free, key=lambda tree: len(own.keys() & tree.keys()), default={})
+        if name not in (declared.state or ()):
+            like = [
+                p
+                for p in own.keys() & inside.keys()
+                if _same_shape(leaves[own[p]], results[inside[p]])
+            ]
+            if 2 * len(like) <= len(own) or name in (declared.batch or ()):
+                continue  # A donated buffer that is not state.
         texts = [
             f"{leaves[n].label} is {leaves[n].type} and comes back as {results[inside[p]].type}"
             for p, n in own.items()

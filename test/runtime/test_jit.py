@@ -442,6 +442,25 @@ def failing(message: str, error: type[Exception] = ValueError) -> Any:
     return pytest.raises(error, match=message)
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_batch_may_be_donated(number: int) -> None:
+    """Results of its shape that are state, and scalars, do not make it state."""
+
+    def step(w: Any, x: Any) -> Any:
+        loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        return w - 0.1 * grad, loss
+
+    w, x = jnp.eye(4), jnp.arange(16.0).reshape(4, 4)
+    expected = step(w, x)
+    planned = alpa.parallelize(
+        step, cluster="cpu:1x2", num_micro_batches=number, donate_argnums=1, batch_argnums="x"
+    )
+    assert_close(planned(w, jnp.copy(x)), expected)
+    if number == 1:
+        alone = alpa.parallelize(step, cluster="cpu:1x2", donate_argnums=(0, 1))
+        assert_close(alone(jnp.copy(w), jnp.copy(x)), expected)
+
+
 def test_wrong_uses_are_refused() -> None:
     parallelize = partial(alpa.parallelize, cluster="cpu:1x2")
     batch, state = random_batch(10), new_state()
@@ -464,6 +483,9 @@ def test_wrong_uses_are_refused() -> None:
         cast = partial(jax.tree.map, lambda a: a.astype(jnp.bfloat16))
         changed = lambda state, batch: cast(state)  # noqa: E731
         parallelize(changed, donate_argnums=0)(state, batch)
+    with failing(r"x is donated .*: x is float32\[4\] and comes back as bfloat16\[4\]\. Return"):
+        halved = lambda w, x: (w + 1, x.astype(jnp.bfloat16))  # noqa: E731
+        parallelize(halved, donate_argnums=1)(np.ones(4, np.float32), np.ones(4, np.float32))
     with failing(r"the cluster cpu:4x4 has 16 devices, and JAX sees 8 of CPU; planning needs none"):
         alpa.parallelize(train_step, cluster="cpu:4x4")(state, batch)
     with failing(r"parallelize needs the cluster to plan for"):
