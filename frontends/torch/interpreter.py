@@ -6,6 +6,7 @@ Between two blocks, the end of a layer is marked.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FunctionType
@@ -22,9 +23,9 @@ from alpa.runtime.markers import mark_layer_boundary
 from alpa.torch.lowerings import Keys, lowering
 from alpa.torch.places import Place, place_of
 
-# The places of ops are in the user's files.
-for _place in (*torch.__path__, *torchax.__path__, __file__):
-    source_info_util.register_exclusion(str(Path(_place)))
+# The places of ops are in the user's files: those of a module, and of the call otherwise.
+for _place in (*torch.__path__, *torchax.__path__, Path(__file__).parent):
+    source_info_util.register_exclusion(f"{_place}{os.sep}")
 
 
 class Interpreter(fx.Interpreter):

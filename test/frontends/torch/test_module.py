@@ -451,6 +451,18 @@ def test_ops_have_the_lines_of_the_module() -> None:
     assert "jaten.py" not in text
 
 
+def test_ops_of_a_module_without_lines_have_that_of_the_call() -> None:
+    """PyTorch's own modules are no places for a user."""
+    fn, params, buffers = alpa_torch.from_module(nn.Linear(4, 4), (torch.ones(2, 4),))
+
+    def call(params: Any) -> Any:
+        return fn(params, buffers, None, jnp.ones((2, 4)))[0]
+
+    text = jax.jit(call).lower(params).as_text(debug_info=True)
+    assert f'test_module.py":{call.__code__.co_firstlineno + 1}:' in text
+    assert "program.py" not in text
+
+
 def of_pytorch() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Modules of PyTorch, and arguments."""
     torch.manual_seed(0)
