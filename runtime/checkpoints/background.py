@@ -32,6 +32,8 @@ class Background:
     """The save in flight, if there is one."""
 
     def __init__(self) -> None:
+        self.turn = threading.RLock()
+        """held by the call that saves: another thread's would delete its temporary folder"""
         self._lock = threading.RLock()
         self._save: tuple[Path, Future[None]] | None = None
         # One thread for all saves.

@@ -86,22 +86,25 @@ def save(
         check_count("keep", keep, 1)
     check_kind("wait", wait, bool)
     leaves = _leaves(state)
-    background().wait()
-    folder = root / str(step)
-    if folder.exists():
-        raise CheckpointError(f"{folder} exists, and is not overwritten; delete it or save another")
-    delete_unfinished(root)
-    if wait:
-        write(folder, step, leaves)
-        _delete_others(folder, keep)
-        return folder
-    write_copy = copy(folder, step, leaves)
+    with background().turn:
+        background().wait()
+        folder = root / str(step)
+        if folder.exists():
+            raise CheckpointError(
+                f"{folder} exists, and is not overwritten; delete it or save another"
+            )
+        delete_unfinished(root)
+        if wait:
+            write(folder, step, leaves)
+            _delete_others(folder, keep)
+            return folder
+        write_copy = copy(folder, step, leaves)
 
-    def finish() -> None:
-        write_copy()
-        _delete_others(folder, keep)
+        def finish() -> None:
+            write_copy()
+            _delete_others(folder, keep)
 
-    background().start(folder, finish)
+        background().start(folder, finish)
     return folder
 
 
@@ -237,7 +240,7 @@ def _leaves(state: Any) -> dict[str, StateLeaf]:
     """The arrays of a state by their names.
 
     Raises:
-        CheckpointError: there is none, or two have the same name.
+        CheckpointError: there is none, two have the same name, or an integer does not fit.
         RuntimeError: a random key was deleted.
     """
     found, _ = jax.tree_util.tree_flatten_with_path(state)
@@ -246,7 +249,7 @@ def _leaves(state: Any) -> dict[str, StateLeaf]:
     if not arrays:
         raise CheckpointError("the state has no arrays; there is nothing to save")
     names = names_of(leaf.path[1:] for leaf in arrays)
-    return {n: StateLeaf.of(leaf.type, leaf.value) for n, leaf in zip(names, arrays, strict=True)}
+    return {name: StateLeaf.of(leaf) for name, leaf in zip(names, arrays, strict=True)}
 
 
 def _all_steps(root: Path) -> list[int]:

@@ -28,6 +28,8 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
 
 from alpa.runtime import keepers
+from alpa.runtime.calls import Leaf
+from alpa.runtime.checkpoints.errors import CheckpointError
 from alpa.runtime.checkpoints.manifest import Entry, Manifest, type_text
 from alpa.runtime.checkpoints.shards import Write
 from alpa.runtime.checkpoints.stored_array import Shape, chunk_shape, create_stored
@@ -44,12 +46,25 @@ class StateLeaf:
     array: Any
 
     @classmethod
-    def of(cls, type_: Any, array: Any) -> StateLeaf:
-        """The array as it is stored: typed keys as words, numpy arrays in JAX's type."""
+    def of(cls, leaf: Leaf) -> StateLeaf:
+        """The array as it is stored: typed keys as words, numpy arrays in JAX's type.
+
+        Raises:
+            CheckpointError: an integer does not fit into JAX's type.
+        """
+        array, type_ = leaf.value, leaf.type
+        assert type_ is not None, leaf
         if type_.is_typed_key:
             array = jax.random.key_data(array)
         elif not isinstance(array, jax.Array | MeshArray):
-            array = np.asarray(array, type_.dtype)  # as JAX converts it
+            given = np.asarray(array)
+            array = given.astype(type_.dtype)  # as JAX converts it
+            if given.dtype.kind in "iu" and not np.array_equal(array, given):
+                raise CheckpointError(
+                    f"{leaf.label} has integers of {given.dtype} that do not fit into "
+                    f"{type_.dtype}, JAX's type for them; save smaller ones or floats, or call "
+                    'jax.config.update("jax_enable_x64", True)'
+                )
         return cls(type=type_text(type_), array=array)
 
 

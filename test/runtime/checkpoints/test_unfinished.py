@@ -7,10 +7,12 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import alpa
@@ -68,6 +70,25 @@ def test_another_process_has_written_the_folder(how: Callable[..., Any], tmp_pat
     with pytest.raises(CheckpointError, match=r"cannot write .*1: .*not empty"):
         how(folder, 1, checkpoint._leaves(new()))
     assert below(tmp_path) == ["1", "1/theirs"]
+
+
+def test_integers_that_do_not_fit(tmp_path: Path) -> None:
+    """JAX's have 32 bits, and cut those of NumPy."""
+    message = r"state\['n'\] has integers of int64 that do not fit into int32.*jax_enable_x64"
+    with pytest.raises(CheckpointError, match=message):
+        alpa.save(tmp_path, 1, {**new(), "n": np.array([1, 2**40])})
+    assert below(tmp_path) == []
+    alpa.save(tmp_path, 1, {"n": np.array([1, 2**30])})
+    assert alpa.restore(tmp_path, lambda: {"n": np.zeros(2, int)})["n"].tolist() == [1, 2**30]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_threads_save_in_turn(wait: bool, tmp_path: Path) -> None:
+    """A save deletes the temporary folders that it finds, but not another thread's."""
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda step: alpa.save(tmp_path, step, new(), wait=wait), range(8)))
+    alpa.wait_for_saves()
+    assert sorted(it.name for it in tmp_path.iterdir()) == [str(step) for step in range(8)]
 
 
 def test_an_interrupted_save_is_deleted_by_the_next(tmp_path: Path) -> None:
