@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -117,9 +118,11 @@ def from_module(
     Raises:
         ExportError: the module cannot be exported, or JAX cannot run it. The error has the line and
             the reason.
-        TypeError: an argument or a tensor has a type that JAX lacks.
+        TypeError: an argument or a tensor has a type that JAX lacks, `module` is no module, or
+            `example_args` is no tuple.
         ValueError: a tensor needs 64 bits, or `blocks` names no module.
     """
+    _check_arguments(module, example_args)
     lazy = [name for name, one in _tensors(module) if is_lazy(one)]
     if lazy:
         raise ExportError(
@@ -176,6 +179,29 @@ def _first_names(module: nn.Module) -> dict[str, str]:
     return {name: first[id(tensor)] for name, tensor in every}
 
 
+def _check_arguments(module: Any, example_args: Any) -> None:
+    """Checks the kinds of `from_module`'s arguments.
+
+    Raises:
+        ExportError: the module is that of `torch.compile`.
+        TypeError: another kind.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module is {module!r}, of type {_kind(module)}; pass an nn.Module")
+    # Only torch.compile imports the class, which takes most of a second.
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    if dynamo is not None and isinstance(module, dynamo.OptimizedModule):
+        raise ExportError(
+            "torch.compile has wrapped the module, to run it in PyTorch; pass the module itself, "
+            "which is module._orig_mod"
+        )
+    if not isinstance(example_args, tuple):
+        raise TypeError(
+            f"example_args is a {_kind(example_args)}; pass a tuple of the arguments of forward, "
+            "such as (x,) for one"
+        )
+
+
 def _without_data(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """A copy of a module whose parameters and buffers have shapes only.
 
@@ -189,7 +215,7 @@ def _without_data(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
     return copy.deepcopy(module, shapes)
 
 
-def _kind(module: nn.Module) -> str:
+def _kind(module: object) -> str:
     return type(module).__name__
 
 

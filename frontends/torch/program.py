@@ -24,6 +24,13 @@ from alpa.torch.places import place_of
 _CONSTANTS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 
 
+# Results of topk, max or sort, which are trees for PyTorch.
+for _kind in torch.return_types.all_return_types:
+    jax.tree_util.register_pytree_node(
+        _kind, lambda result: (tuple(result), type(result)), lambda kind, children: kind(children)
+    )
+
+
 def flattened(args: Any, kwargs: Any) -> tuple[list[Any], pytree.TreeSpec]:
     """The leaves of arguments: arrays and constants; and their tree.
 

@@ -147,6 +147,16 @@ def test_a_module_without_shapes_is_refused() -> None:
         alpa_torch.from_module(nn.LazyLinear(4), (torch.ones(2, 4),))
 
 
+def test_wrong_arguments_are_refused() -> None:
+    module, x = nn.Linear(4, 4), torch.ones(2, 4)
+    with pytest.raises(TypeError, match=r"example_args is a Tensor; pass a tuple .* \(x,\)"):
+        alpa_torch.from_module(module, x)
+    with pytest.raises(TypeError, match=r"of type function; pass an nn.Module"):
+        alpa_torch.from_module(lambda x: x, (x,))
+    with pytest.raises(alpa_torch.ExportError, match=r"pass the module itself.*module._orig_mod"):
+        alpa_torch.from_module(torch.compile(module), (x,))
+
+
 def test_an_error_of_the_module_is_its_own() -> None:
     def wrong(self: Any, x: Any) -> Any:
         return x.no_such_attribute

@@ -399,6 +399,21 @@ def test_arguments_and_results_are_trees() -> None:
         fn({}, {}, None, ({1}, jnp.ones(5)), **options)
 
 
+def test_named_results_of_pytorch_are_trees() -> None:
+    class Best(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.topk(2), x.max(1)
+
+    x = torch.tensor([[1.0, 3.0, 2.0], [6.0, 4.0, 5.0]])
+    fn, _, _ = alpa_torch.from_module(Best(), (x,))
+    best, largest = jax.jit(lambda x: fn({}, {}, None, x)[0])(x.numpy())
+    np.testing.assert_array_equal(best.values, x.topk(2).values.numpy())
+    np.testing.assert_array_equal(largest.indices, x.max(1).indices.numpy())
+
+    predict = alpa.parallelize(lambda x: fn({}, {}, None, x)[0], cluster="cpu:1x2")
+    np.testing.assert_array_equal(predict(x.numpy())[0].indices, best.indices)
+
+
 def test_half_precision_is_kept() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.LayerNorm(4)).to(torch.bfloat16)
     x = torch.linspace(-1, 1, 8, dtype=torch.bfloat16).reshape(2, 4)
