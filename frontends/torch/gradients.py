@@ -45,25 +45,42 @@ def _has_hook(part: Any) -> bool:
     return bool(part._backward_hooks or getattr(part, "_backward_pre_hooks", None))
 
 
-class _SetsDataError(Exception):
-    pass
+class _DroppedError(Exception):
+    """What forward does, and what to do instead."""
 
 
-class _DataIsKept(TorchFunctionMode):
-    """Raises _SetsDataError where `tensor.data = ...` would be called, which torch.export drops."""
+class _NothingDropped(TorchFunctionMode):
+    """Raises _DroppedError at what torch.export drops without an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._no_grad_is_dropped = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
         if func == cast(Any, torch.Tensor).data.__set__:
-            raise _SetsDataError
-        return func(*args, **(kwargs or {}))
+            raise _DroppedError(
+                "sets the .data of a tensor", "use copy_, for a buffer under torch.no_grad"
+            )
+        if func is cast(Any, torch)._C._set_grad_enabled:
+            self._no_grad_is_dropped = not args[0] and torch.is_autocast_enabled("cpu")
+        result = func(*args, **kwargs)
+        if self._no_grad_is_dropped and isinstance(result, torch.Tensor):
+            given = pytree.tree_leaves((args, kwargs))
+            if any(isinstance(one, torch.Tensor) and one.requires_grad for one in given):
+                raise _DroppedError(
+                    "computes with a gradient under no_grad inside autocast",
+                    "use detach, or no_grad around autocast",
+                )
+        return result
 
 
 def check_functions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Checks that a module computes its result by operations that torch.export and JAX see.
 
-    They do not see the backward of a `torch.autograd.Function`, nor what sets `tensor.data`.
+    They do not see the backward of a `torch.autograd.Function`, nor what torch.export drops.
 
     Args:
         module: its parameters and buffers may be fake.
@@ -74,15 +91,13 @@ def check_functions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         ExportError: one does.
     """
     try:
-        with torch.enable_grad(), _DataIsKept():
+        with torch.enable_grad(), _NothingDropped():
             results = pytree.tree_leaves(module(*args, **kwargs))
-    except _SetsDataError as error:
+    except _DroppedError as error:
         place = place_in(error.__traceback__)
         where = "" if place is None else f"{place}: "
-        raise ExportError(
-            f"{where}forward sets the .data of a tensor, which torch.export drops; use copy_, for "
-            "a buffer under torch.no_grad"
-        ) from None
+        what, remedy = error.args
+        raise ExportError(f"{where}forward {what}, which torch.export drops; {remedy}") from None
     found: list[Any] = [one.grad_fn for one in results if isinstance(one, torch.Tensor)]
     seen: set[Any] = {None}
     while found:

@@ -84,3 +84,43 @@ def test_hooks_of_gradients_are_refused() -> None:
     module[0].register_full_backward_hook(lambda module, grads, outs: None)
     with pytest.raises(alpa_torch.ExportError, match=r"the module 0 has a hook of its gradients"):
         alpa_torch.from_module(module, (torch.ones(2, 4),))
+
+
+class Mixed(nn.Module):
+    """Teacher and student under autocast; `teach` says how the teacher's gradient stops."""
+
+    def __init__(self, teach: str) -> None:
+        super().__init__()
+        self.teacher, self.student = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        self.teach = teach
+
+    def forward(self, x: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.no_grad():
+                scale = self.scale * 2
+                given = self.teacher(x) if self.teach == "within" else None
+            if self.teach == "detach":
+                given = self.teacher(x).detach()
+        if self.teach == "around":
+            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+                given = self.teacher(x)
+        return ((self.student(x) - given.float()) ** 2 * scale).mean()
+
+
+def test_no_grad_within_autocast_is_refused_and_the_remedies_work() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 4)
+    message = r"test_gradients.py:\d+: forward computes with a gradient under no_grad inside autoc"
+    with pytest.raises(alpa_torch.ExportError, match=message):
+        alpa_torch.from_module(Mixed("within"), (x,))
+    for way in ("detach", "around"):
+        module = Mixed(way)
+        fn, params, buffers = alpa_torch.from_module(module, (x,))
+        grads = jax.grad(lambda p: fn(p, buffers, None, x.numpy())[0])(params)  # noqa: B023
+        module(x).backward()
+        assert not grads["teacher.weight"].any()
+        expected = module.student.weight.grad.numpy()
+        np.testing.assert_allclose(
+            grads["student.weight"], expected, atol=2e-2 * abs(expected).max()
+        )
