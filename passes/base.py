@@ -10,6 +10,7 @@ import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from reprlib import Repr
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -88,11 +89,18 @@ class UsersCode:
             raise self.fail(f"{type(error).__name__}: {error} ({place})") from error
 
 
+_SHORT = Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+"""A whole program may be passed where something else is expected."""
+
+
 def check_kind(name: str, value: Any, *kinds: Any) -> None:
     """Raises TypeError if an argument is of none of the kinds; None is one if it is listed."""
     if not isinstance(value, kinds):
         words = " or ".join("None" if it is type(None) else it.__name__ for it in kinds)
-        raise TypeError(f"{name} is {value!r}, of type {type(value).__name__}; expected {words}")
+        raise TypeError(
+            f"{name} is {_SHORT.repr(value)}, of type {type(value).__name__}; expected {words}"
+        )
 
 
 class OptionError(ValueError):

@@ -51,6 +51,10 @@ def test_timeouts_that_can_be(value: Any) -> None:
             "tls is for TCP between hosts; transport 'jax' has none",
         ),
         ({"address": 6379}, "address is 6379, of type int; expected str or None"),
+        (
+            {"address": b"a" * 999},
+            r"address is b'a{1,40}\.\.\.a{1,40}', of type bytes; expected str",
+        ),
         ({"cache_directory": 1}, "cache_directory is 1, of type int; expected str or Path or None"),
         ({"environment": {"A": 1}}, r"environment\['A'\] is 1, of type int; expected str"),
         ({"pin_cores": nan}, "pin_cores is nan, of type float; expected bool"),
