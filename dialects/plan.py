@@ -73,7 +73,8 @@ class Plan(Record):
     `estimated_step_seconds` is T of the stages by the costs that they were cut by (`stage_dp.py`);
     under schedules other than GPipe and 1F1B, the simulated step of these stages, without a bound.
     No cut that the options allow has a smaller T than `estimated_step_bound`, unless it uses a
-    submesh that was not tried (`dropped`). Each of its stages takes only its compute, split as far
+    submesh that was not tried (`dropped`), or leaves hosts of a single kind idle where no such cut
+    was planned. Each of its stages takes only its compute, split as far
     as each op can be (if less work reaches no larger share of a device's peak). Transfers between
     stages are estimates in both. If there was only one cut, the two are equal. The bound is 0 if
     the cut does not minimise T. `accumulate_dtype` is the narrowest type of a sum over the

@@ -41,10 +41,10 @@ The first four run once. The other four run on a copy of the layers for each can
 * **Transfers.** What crosses between stages is estimated before it is sharded. If a plan of several
   stages takes longer than they were estimated at, by `_WORTH`, and nothing restricts the stages,
   others are planned, too, as long as they are estimated to take hardly longer (`_ROUGH`): one
-  stage, stages on each kind of hosts alone and, if meshes have different sizes on hosts of one
-  kind, stages of one size, which may leave hosts idle. Between equal meshes few messages are
-  needed. If the plan is one stage on several hosts, these are planned, too, where they are
-  estimated to be faster by `_WORTH`: on fewer hosts, less may be sent.
+  stage, stages on each kind of hosts alone and, if meshes have different shapes on hosts of one
+  kind, stages on equal meshes, which may leave hosts idle: between these few messages are needed.
+  If the plan is one stage on several hosts, these are planned, too, where they are estimated to be
+  faster by `_WORTH`: on fewer hosts, less may be sent.
 * **Costs.** The costs of sharded layers depend on neither the schedule nor the reserve, so all cuts
   share them (`stages/costing.py`). Meshes that are the same in several cuts are solved once
   (`sharding/solved.py`). All passes share the processes that help them (`workers.py`).

@@ -47,7 +47,7 @@ class Candidate:
         return self.step_seconds, self.plan.predicted_peak_bytes, tuple(self.meshes)
 
     def note_bound(self, seconds: float) -> None:
-        """Writes down what the stages of every cut take at least, by estimates."""
+        """Writes down what the stages of every cut that was planned take at least, by estimates."""
         self._write(replace(self.plan, estimated_step_bound=seconds))
 
     def note_runner_up(self, schedule: str, seconds: float, *, estimated: bool) -> None:

@@ -155,7 +155,7 @@ class _Crossings:
         if solution.method in ("local_all_gather", "local_reshard"):
             names = self.meshes[target.mesh].axis_names
             dims = tuple(tuple(names[axis] for axis in axes) for axes in solution.landing)
-            _gather_in(readers, op.results[0], target.sharding)
+            _reshard_in(readers, op.results[0], target.sharding)
             landed = replace(target, sharding=Sharding.of(target.sharding.mesh, dims))
             op.results[0].set_type(landed.to_type())
             for fragment in readers:
@@ -219,7 +219,7 @@ def _reading_fragments(op: mpmd.TransferOp) -> list[mpmd.FragmentOp]:
     return readers
 
 
-def _gather_in(readers: list[mpmd.FragmentOp], value: ir.Value, wanted: Sharding) -> None:
+def _reshard_in(readers: list[mpmd.FragmentOp], value: ir.Value, wanted: Sharding) -> None:
     """Puts the wanted sharding at the start of each fragment that reads the value."""
     for fragment in readers:
         block = body(fragment)

@@ -227,8 +227,8 @@ class PlanSearch:
 
         What crosses between stages is estimated before it is sharded, as if it were split alike on
         both sides. Where the first plan takes longer than its stages were estimated at, these are
-        cuts into one stage, into stages of equal size, and on one kind of hosts. A single stage on
-        several hosts may be faster on fewer of them.
+        cuts into one stage, into stages on equal meshes, and on one kind of hosts. A single stage
+        on several hosts may be faster on fewer of them.
         """
         cut, meshes = self.cut, first.meshes
         is_free = cut.num_stages == cut.mesh_shape == cut.meshes == "auto"
@@ -236,16 +236,14 @@ class PlanSearch:
         if restricted or not is_free or chunks_of(first.plan.schedule) > 1:
             return
         of_one_kind = len(parse_cluster(cut.cluster).kinds) == 1
-        is_slow = first.step_seconds > (1 + _WORTH) * first.plan.estimated_step_seconds
-        if not is_slow:
-            if of_one_kind and len(meshes) == 1 and len(meshes[0].hosts) > 1:
-                within = (1 - _WORTH) * first.step_seconds
-                yield replace(cut, equal_meshes=True, within=within)
+        if of_one_kind and len(meshes) == 1 and len(meshes[0].hosts) > 1:
+            yield replace(cut, equal_meshes=True, within=(1 - _WORTH) * first.step_seconds)
+        if first.step_seconds <= (1 + _WORTH) * first.plan.estimated_step_seconds:
             return
         cut = replace(cut, within=_ROUGH * first.step_seconds)
         if len(meshes) > 1:
             yield replace(cut, num_stages=1)
-        if of_one_kind and len({len(mesh.devices) for mesh in meshes}) > 1:
+        if of_one_kind and len({mesh.logical_shape for mesh in meshes}) > 1:
             yield replace(cut, equal_meshes=True)
         devices = dict.fromkeys(mesh.device for mesh in meshes)
         for device in devices if len(devices) > 1 else ():

@@ -220,7 +220,8 @@ class StageMeshPartition(Pass):
     device: str = ""
     """from the planner: the only device to use, where hosts are of several kinds"""
     equal_meshes: bool = False
-    """from the planner: all stages have as many devices; hosts, of one kind, may stay idle"""
+    """from the planner: all stages have the same submesh in the same logical shape; hosts, of one
+    kind, may stay idle"""
     stages: Stages | None = None
     """found by the planner for these layers and options; None: they are found here"""
 

@@ -86,7 +86,8 @@ class AnyMeshes:
     device: str = ""
     """the only device that stages may be on, where hosts are of several kinds"""
     equal_meshes: bool = False
-    """whether all stages have as many devices, and hosts of one kind may stay idle"""
+    """whether all stages have the same submesh in the same logical shape; hosts, of one kind, may
+    stay idle"""
 
     def cut(self, program: Clustered, costs: LayerCosts, workers: Workers) -> Stages:
         """The cut that takes the least time."""
@@ -114,7 +115,7 @@ class AnyMeshes:
                 minimise=self.objective,
                 num_stages=self.num_stages,
                 equal_layers=self.equal_layers,
-                equal_meshes=self.equal_meshes,
+                equal_meshes=tuple(numbers) if self.equal_meshes else None,
             )
             return restricted(problem, self.fixed, [submeshes[n][1] for n in numbers])
 

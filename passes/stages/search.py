@@ -238,7 +238,7 @@ class Search:
         All of them are waited for, so that what is known does not depend on the processes' speed.
         """
         found: dict[MeshCandidates, None] = {}
-        if not workers.count or problem.equal_meshes:
+        if not workers.count or problem.equal_meshes is not None:
             return []
         least = stage_dp.least_steps(problem, len(stages), _FAR * problem.step_seconds(stages))
         most = -len(wanted) % workers.places + (_ROUNDS - 1) * workers.places

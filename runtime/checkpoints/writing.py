@@ -58,8 +58,9 @@ class StateLeaf:
             array = jax.random.key_data(array)
         elif not isinstance(array, jax.Array | MeshArray):
             given = np.asarray(array)
-            array = given.astype(type_.dtype)  # as JAX converts it
-            if given.dtype.kind in "iu" and not np.array_equal(array, given):
+            array = given.astype(type_.dtype, copy=False)  # as JAX converts it
+            is_integer = given.dtype.kind in "iu"
+            if is_integer and array is not given and not np.array_equal(array, given):
                 raise CheckpointError(
                     f"{leaf.label} has integers of {given.dtype} that do not fit into "
                     f"{type_.dtype}, JAX's type for them; save smaller ones or floats, or call "

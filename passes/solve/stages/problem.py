@@ -57,8 +57,8 @@ Three restrictions can be added:
 
 * ``equal_layers``, the paper's baseline "equal layer" (section 8.1, figure 9): each of S stages
   gets floor(K / S) or ceil(K / S) of the K layers, and a submesh of D / S of the D devices.
-* ``equal_meshes``: all stages have submeshes of one size, on one kind of hosts. Whole hosts may
-  stay idle.
+* ``equal_meshes``: all stages have the same submesh in the same logical shape, on one kind of
+  hosts. Whole hosts may stay idle.
 * ``given``, meshes that exist already and hold state. Mesh q of Q takes layers i..j or none, in
   the order of the meshes, and only cuts that move the fewest bytes of that state are allowed. A
   mesh without layers counts as if it were a stage: Q is the number of stages of the schedule.
@@ -146,7 +146,8 @@ class Problem:
     minimise: Objective = "step"
     """T, or the longest b"""
     equal_layers: bool = False
-    equal_meshes: bool = False
+    equal_meshes: tuple[int, ...] | None = None
+    """the number of the mesh that each submesh is, size and shape: all stages take the same one"""
     given: Given | None = None
     kind_of: tuple[int, ...] | None = None
     """the kind of hosts of each submesh; None: there is one kind"""
@@ -198,8 +199,13 @@ class Problem:
             raise ValueError(f"{self.num_micro_batches} micro-batches: at least 1 is needed")
         if any(a.kind == b.kind for a, b in pairwise(self.groups)):
             raise ValueError("neighbouring groups must be of different kinds")
-        if self.equal_meshes and (self.equal_layers or given is not None or len(self.groups) > 1):
-            raise ValueError("equal_meshes are a restriction of their own, on one kind of hosts")
+        if self.equal_meshes is not None:
+            if self.equal_layers or given is not None or len(self.groups) > 1:
+                raise ValueError(
+                    "equal_meshes are a restriction of their own, on one kind of hosts"
+                )
+            if len({*zip(self.equal_meshes, self.sizes, strict=True)}) > len({*self.equal_meshes}):
+                raise ValueError("submeshes that are the same mesh differ in size")
         if given is None:
             return
         if self.num_stages is not None or self.equal_layers:
@@ -400,8 +406,9 @@ def verify(problem: Problem, solution: Solution) -> None:
 def _verify_hosts(problem: Problem, stages: tuple[Stage, ...]) -> None:
     """Checks that the stages use whole hosts, and all of them if they are of one kind and may be
     of any size."""
-    may_be_idle = len(problem.groups) > 1 or problem.equal_meshes
-    if problem.equal_meshes and len({problem.sizes[s.submesh] for s in stages}) > 1:
+    meshes = problem.equal_meshes
+    may_be_idle = len(problem.groups) > 1 or meshes is not None
+    if meshes is not None and len({meshes[s.submesh] for s in stages}) > 1:
         raise VerificationError("the stages are not on equal meshes")
     used: dict[int, int] = {}
     for group, run in problem.runs(stages):

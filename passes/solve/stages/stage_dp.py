@@ -31,7 +31,7 @@ Restrictions of the problem keep the DP:
 
 * ``equal_layers``: every number of stages that the submeshes admit is solved with all other stages
   forbidden, and the best cut is taken.
-* ``equal_meshes``: each size and number of submeshes is solved by itself, those first that can take
+* ``equal_meshes``: each mesh and number of stages is solved by itself, those first that can take
   least. One is left out if the least sum of t, split evenly over its stages, takes as long as the
   best cut.
 * ``given``: d counts the meshes that are left, and a mesh may stay without layers. First the fewest
@@ -74,7 +74,8 @@ def solve(problem: Problem) -> Solution:
     problem.check()
     if problem.equal_layers:
         return _best_of_equal(problem)
-    found = _best_of_equal_meshes(problem) if problem.equal_meshes else _best_cut(problem)
+    meshes = problem.equal_meshes
+    found = _best_cut(problem) if meshes is None else _best_of_equal_meshes(problem, meshes)
     if found is None:
         raise _infeasible(problem)
     return found
@@ -184,12 +185,13 @@ def _best_of_equal(problem: Problem) -> Solution:
     return _best(found)
 
 
-def _best_of_equal_meshes(problem: Problem) -> Solution | None:
-    """The best cut into stages on submeshes of one size, whatever their size and number."""
+def _best_of_equal_meshes(problem: Problem, meshes: Sequence[int]) -> Solution | None:
+    """The best cut into any number of stages, all on one of the meshes."""
     (group,) = problem.groups
     every: list[tuple[float, Problem, list[int]]] = []
-    for size in dict.fromkeys(problem.sizes):
-        mine = [m for m, other in enumerate(problem.sizes) if other == size]
+    for mesh in dict.fromkeys(meshes):
+        mine = [m for m, other in enumerate(meshes) if other == mesh]
+        size = problem.sizes[mine[0]]
         least = float(least_before(problem.t[:, :, mine].min(axis=2))[-1])
         for count in range(1, min(problem.num_layers, group.num_devices // size) + 1):
             hosts, in_part = divmod(count * size, group.devices_per_host)
@@ -207,7 +209,7 @@ def _best_of_equal_meshes(problem: Problem) -> Solution | None:
                 hidden=None if problem.hidden is None else problem.hidden[mine],
                 kind_of=None if problem.kind_of is None else (group.kind,) * len(mine),
                 num_stages=count,
-                equal_meshes=False,
+                equal_meshes=None,
             )
             each_b, _, each = problem.weights(count)
             bound = least if problem.minimise == "step" else 0.0

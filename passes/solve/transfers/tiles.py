@@ -15,10 +15,10 @@ import numpy as np
 
 from alpa.passes.cost.cluster import AnyCluster
 from alpa.passes.cost.reshard import Layout
+from alpa.passes.solve.transfers.senders import Integers
 
 Box = tuple[tuple[int, int], ...]
 """(start, stop) of each dimension of a tensor, half-open"""
-Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,8 @@ from alpa.passes.solve.stages.stage_dp import solve
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
     hosts, devices = draw(st.sampled_from([(1, 2), (2, 2), (1, 4), (3, 2), (4, 1)]))
-    layers = draw(st.integers(1, 5))
-    # Two views of each submesh.
+    layers, each = draw(st.integers(1, 5)), draw(st.integers(1, 2))
+    # Each submesh twice, as two shapes or with two costs of one shape.
     shapes = tuple(shape for shape in submeshes(hosts, devices) for _ in range(2))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     size = (layers, layers, len(shapes))
@@ -38,20 +38,20 @@ def problems(draw: st.DrawFn) -> Problem:
         schedule=draw(st.sampled_from(["gpipe", "1f1b", "zb-h1"])),
         minimise=draw(st.sampled_from(["step", "step", "throughput"])),
         num_stages=draw(st.sampled_from([None, None, 2])),
-        equal_meshes=True,
+        equal_meshes=tuple(m // each for m in range(len(shapes))),
     )
 
 
 def brute_force(problem: Problem) -> float:
-    """The best objective of cuts on submeshes of one size that use whole hosts."""
-    (group,) = problem.groups
+    """The best objective of cuts on one mesh, as often as there are stages, in whole hosts."""
+    (group,), numbers = problem.groups, problem.equal_meshes
+    assert numbers is not None
     layers, best = problem.num_layers, inf
     for count in {problem.num_stages} if problem.num_stages else range(1, layers + 1):
         for meshes in product(range(len(problem.submeshes)), repeat=count):
-            sizes = [problem.sizes[m] for m in meshes]
-            used = sum(sizes)
+            used = sum(problem.sizes[m] for m in meshes)
             is_whole = used <= problem.num_devices and used % group.devices_per_host == 0
-            if len({*sizes}) > 1 or not is_whole:
+            if len({numbers[m] for m in meshes}) > 1 or not is_whole:
                 continue
             for cuts in combinations(range(1, layers), count - 1):
                 bounds = zip((0, *cuts), (*cuts, layers), strict=True)
@@ -92,7 +92,7 @@ def one_host_each(hosts: int) -> Problem:
         back=np.zeros((2, 2, 2)),
         num_micro_batches=8,
         schedule="1f1b",
-        equal_meshes=True,
+        equal_meshes=(0, 1),
     )
 
 
@@ -101,11 +101,11 @@ def test_hosts_stay_idle() -> None:
     found = solve(problem)
     assert len(found.stages) == 2
     assert sum(problem.sizes[stage.submesh] for stage in found.stages) == 2
-    of_any_size = solve(replace(problem, equal_meshes=False))
+    of_any_size = solve(replace(problem, equal_meshes=None))
     assert sum(problem.sizes[stage.submesh] for stage in of_any_size.stages) == 3
 
 
-def test_meshes_of_other_sizes_are_refused() -> None:
+def test_other_meshes_are_refused() -> None:
     problem = one_host_each(3)
     found = solve(problem)
     first, second = found.stages
@@ -131,3 +131,8 @@ def test_with_other_restrictions(changes: dict[str, object]) -> None:
         problem = replace(problem, c=ends, back=ends)
     with pytest.raises(ValueError, match="restriction of their own"):
         solve(replace(problem, **changes))
+
+
+def test_one_mesh_of_two_sizes() -> None:
+    with pytest.raises(ValueError, match="the same mesh differ in size"):
+        solve(replace(one_host_each(3), equal_meshes=(0, 0)))

@@ -643,3 +643,12 @@ def test_verify_finds_what_is_wrong():
     late = replace(passed, steps=(half, given))
     with pytest.raises(VerificationError, match="in step 1: the sender does not have it"):
         verify(replicas, late)
+
+
+def test_a_tensor_of_many_dimensions():
+    """A box has 2^16 corners, of which two dimensions matter."""
+    shape, whole = (8, 8, *(1,) * 14), ((),) * 14
+    source = mesh_of(0, ((0,), (1,), *whole), per_host=8, sizes=(8, 8))
+    target = mesh_of(64, ((1, 0), (), *whole), per_host=8, sizes=(8, 8))
+    solution = solve(problem_of(shape, source, replace(target, dims=((1,), (0,), *whole))))
+    assert len(solution.steps[0]) == 64
