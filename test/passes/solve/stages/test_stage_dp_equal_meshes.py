@@ -8,37 +8,28 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from alpa.passes.solve.errors import VerificationError
-from alpa.passes.solve.stages.placement import Group, submeshes
+from alpa.passes.solve.stages.placement import Group
 from alpa.passes.solve.stages.problem import NoCutError, Problem, Stage, verify
 from alpa.passes.solve.stages.stage_dp import solve
+from test.passes.solve.stages import test_stage_dp_equal_layers as equal_layers
 
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    hosts, devices = draw(st.sampled_from([(1, 2), (2, 2), (1, 4), (3, 2), (4, 1)]))
-    layers, each = draw(st.integers(1, 5)), draw(st.integers(1, 2))
-    # Each submesh twice, as two shapes or with two costs of one shape.
-    shapes = tuple(shape for shape in submeshes(hosts, devices) for _ in range(2))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    size = (layers, layers, len(shapes))
-    return Problem(
-        groups=(Group(0, hosts, devices),),
-        submeshes=shapes,
-        t=np.where(rng.random(size) < draw(st.sampled_from([0.0, 0.3])), inf, rng.random(size)),
-        u=rng.random(size),
-        max_in_flight=rng.choice(draw(st.sampled_from([[9], [0, 1, 2, 9]])), size),
-        c=np.concatenate([np.zeros((1, len(shapes), 2)), rng.random((layers - 1, len(shapes), 2))]),
-        back=np.concatenate(
-            [rng.random((layers - 1, len(shapes), 2)), np.zeros((1, len(shapes), 2))]
-        ),
-        hidden=rng.random((len(shapes), 2)) if draw(st.booleans()) else None,
-        num_micro_batches=draw(st.sampled_from([1, 4])),
+    """Each submesh twice, as two shapes or with two costs of one shape."""
+    problem = draw(equal_layers.problems())
+    each, count = draw(st.integers(1, 2)), len(problem.submeshes)
+    hidden = arrays(float, (count, 2), elements=st.floats(0, 1))
+    return replace(
+        problem,
+        equal_layers=False,
+        equal_meshes=tuple(m // each for m in range(count)),
+        hidden=draw(hidden) if draw(st.booleans()) else None,
         schedule=draw(st.sampled_from(["gpipe", "1f1b", "zb-h1"])),
         minimise=draw(st.sampled_from(["step", "step", "throughput"])),
-        num_stages=draw(st.sampled_from([None, None, 2])),
-        equal_meshes=tuple(m // each for m in range(len(shapes))),
     )
 
 
