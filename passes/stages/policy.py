@@ -126,6 +126,7 @@ class AnyMeshes:
             submeshes=submeshes,
             most_stages=self.num_stages,
             restrict=restrict,
+            may_be_idle=self.equal_meshes,
         )
         try:
             cut = search.run()

@@ -101,6 +101,8 @@ class Search:
     restrict: Restriction
     further: Further | None = None
     """adds to `Cut.others`"""
+    may_be_idle: bool = False
+    """whether hosts of one kind may stay idle"""
 
     def run(self) -> Cut:
         """The cut with the least T by these costs.
@@ -313,7 +315,7 @@ class Search:
         self, ones: Sequence[OneDevice], meshes: Sequence[MeshCandidates]
     ) -> MeshCandidates | None:
         """The one mesh of all devices, if a single stage can take no other one."""
-        if len(ones) > 1:
+        if len(ones) > 1 or self.may_be_idle:
             return None
         (cluster,), (one,) = self.program.left, ones
         single = self.most_stages == 1 or len(one.candidate.seconds) == 1
