@@ -20,7 +20,7 @@ from torchax.decompositions import DECOMPOSITIONS
 
 from alpa.torch.lowerings import lowering
 from alpa.torch.places import Place, place_in, place_of
-from alpa.torch.stops import changes, write_stops
+from alpa.torch.stops import Memory, write_stops
 
 _STATIC = "a planned program has one control flow: compute both branches, and choose by torch.where"
 _REMEDIES = {
@@ -110,14 +110,13 @@ def _reshape_views(graph_module: fx.GraphModule) -> None:
     Decompositions, such as that of attention, change the order of elements in memory, so that a
     view fails. Arrays of JAX have no such order.
     """
-    changed = changes(graph_module.graph)
-    for node in graph_module.graph.find_nodes(op="call_function", target=_VIEW):
-        if node not in changed:
-            node.target = torch.ops.aten.reshape.default
-    for child in graph_module.children():
-        if isinstance(child, fx.GraphModule):
-            _reshape_views(child)
-    graph_module.recompile()
+    memory = Memory(graph_module)
+    for module in graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in module.graph.find_nodes(op="call_function", target=_VIEW):
+                if memory.change(node) is None:
+                    node.target = torch.ops.aten.reshape.default
+            module.recompile()
 
 
 def _refused(module: nn.Module, error: Exception) -> ExportError:

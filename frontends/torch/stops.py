@@ -14,6 +14,7 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
 
 from alpa.torch.lowerings import STOP_GRADIENT
 from alpa.torch.places import place_of
@@ -33,66 +34,152 @@ _NEW = {
 
 def write_stops(exported: ExportedProgram) -> list[str]:
     """Writes into a graph, in place, where gradients stop, and returns what is refused."""
-    constants = {
+    constant = {
         spec.arg.name
         for spec in cast(Any, exported.graph_signature.input_specs)
         if spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
     }
     inputs = exported.graph.find_nodes(op="placeholder")
-    return [*_write(exported.graph_module, {one for one in inputs if one.name in constants})]
-
-
-def changes(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """The op that changes a tensor in place, by tensor and by those that share its memory."""
-    nodes = list(graph.nodes)
-    return {one: node for node in nodes for given in _written(node) for one in _memory_of(given)}
-
-
-def _write(module: fx.GraphModule, constants: Collection[fx.Node]) -> Iterator[str]:
-    """Writes stops into a graph and the graphs inside it, and yields what is refused.
-
-    Args:
-        module: holds the graph.
-        constants: inputs without gradients.
-    """
-    carriers = _carriers(module.graph, constants)
-    changed = changes(module.graph)
-    for node in list(module.graph.nodes):
-        if node.target is _DETACH:
-            if node.args[0] in carriers:
-                yield from _stop(node, 0, changed.get(node))
-        elif (body := _body(module, node)) is not None:
-            inner = body.graph.find_nodes(op="placeholder")
-            first = len(node.args) - len(inner)
-            within = {one for n, one in enumerate(inner, first) if node.args[n] not in carriers}
-            if _is_no_grad(node):
-                changed_within = changes(body.graph)
-                for n, one in enumerate(inner, first):
-                    if one not in within:
-                        yield from _stop(node, n, changed_within.get(one))
-                within = {*inner}
-            yield from _write(body, within)
-    module.recompile()
-
-
-def _carriers(graph: fx.Graph, constants: Collection[fx.Node]) -> set[fx.Node]:
-    """The tensors that may have a gradient."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            carries = node not in constants
-        else:
-            carries = (
-                node.target is not _DETACH
-                and getattr(node.target, "overloadpacket", None) not in _NEW
-                and not _is_no_grad(node)
-                and any(one in found for one in node.all_input_nodes)
+    constants = {one for one in inputs if one.name in constant}
+    memory = Memory(exported.graph_module)
+    carriers = _Carriers(memory)
+    carriers.add_graph(exported.graph_module, constants)
+    stops = [
+        (node, n, memory.change(copied))
+        for node, n, copied in _copies(exported.graph_module)
+        if node.args[n] in carriers.found
+    ]
+    # A change of the module's arguments and parameters is refused for itself.
+    given = {one for node in inputs if node not in constants for one in memory.of(node)}
+    refused: list[str] = []
+    for node, n, change in stops:
+        if change is None:
+            _stop(node, n)
+        elif memory.of(cast(fx.Node, node.args[n])).isdisjoint(given):
+            place = place_of(change)
+            where = "" if place is None else f"{place}: "
+            refused.append(
+                f"{where}changes a tensor in place that is detached or under no_grad, and has a "
+                "gradient elsewhere; change a clone"
             )
-        if carries and _may_have_gradient(node):
-            found.add(node)
-            for written in _written(node):
-                found.update(_memory_of(written))
-    return found
+    for module in exported.graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            module.recompile()
+    return refused
+
+
+class Memory:
+    """Which tensors of a graph, and of the graphs inside it, share memory, and what changes it."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._of: dict[fx.Node, set[int]] = {}
+        self._time: dict[fx.Node, int] = {}
+        self._changes: list[tuple[fx.Node, set[int]]] = []
+        self._passed: dict[fx.Node, list[fx.Node]] = {}
+        self._read(module)
+
+    def of(self, node: fx.Node) -> set[int]:
+        """The memory of an op's results: equal numbers for tensors that share it."""
+        return self._of[node]
+
+    def change(self, node: fx.Node) -> fx.Node | None:
+        """The first op that would make a copy of a tensor differ from it.
+
+        It changes the memory after the tensor is there, and the tensor or a view of it is used
+        then or afterwards.
+        """
+        own, begin = self._of[node], self._time[node]
+        later = [op for op, of in self._changes if self._time[op] > begin and own & of]
+        if not later:
+            return None
+        found, last = [node], begin
+        seen = {node}
+        for one in found:
+            for user in (*one.users, *self._passed.get(one, ())):
+                last = max(last, self._time[user])
+                if user not in seen and own & self._of[user]:
+                    seen.add(user)
+                    found.append(user)
+        return next((op for op in later if self._time[op] <= last), None)
+
+    def _read(self, module: fx.GraphModule) -> None:
+        for node in module.graph.nodes:
+            self._time[node] = len(self._time)
+            # The fake tensors of views share memory as the tensors do.
+            self._of[node] = {
+                cast(Any, one.untyped_storage())._cdata
+                for one in pytree.tree_leaves(node.meta.get("val"))
+                if isinstance(one, torch.Tensor)
+            }
+            if (body := _body(module, node)) is not None:
+                pairs = _inputs(node, body)
+                pairs += [(node, one) for one in _results(body)]
+                for one, given in pairs:
+                    if isinstance(given, fx.Node):
+                        self._passed.setdefault(given, []).append(one)
+                self._read(body)
+            for one in _written(node):
+                self._changes.append((node, self._of[one]))
+
+
+class _Carriers:
+    """Finds the tensors that may have a gradient.
+
+    Attributes:
+        found: these tensors.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self.found: set[fx.Node] = set()
+        self._memory = memory
+        self._seen: dict[int, list[fx.Node]] = {}
+
+    def add_graph(self, module: fx.GraphModule, constants: Collection[fx.Node]) -> None:
+        """Adds the tensors of a graph, and of the graphs inside it.
+
+        Args:
+            module: holds the graph.
+            constants: inputs without gradients.
+        """
+        for node in module.graph.nodes:
+            for one in self._memory.of(node):
+                self._seen.setdefault(one, []).append(node)
+            given: Collection[fx.Node] = node.all_input_nodes
+            if (body := _body(module, node)) is not None:
+                within = _inputs(node, body)
+                stopped = _is_no_grad(node)
+                self.add_graph(
+                    body, {one for one, outer in within if stopped or outer not in self.found}
+                )
+                given = _results(body)
+            if node.op == "placeholder":
+                carries = node not in constants
+            else:
+                carries = (
+                    node.target is not _DETACH
+                    and getattr(node.target, "overloadpacket", None) not in _NEW
+                    and not _is_no_grad(node)
+                    and any(one in self.found for one in given)
+                )
+            if carries and _may_have_gradient(node):
+                self.found.add(node)
+                for written in _written(node):
+                    for one in self._memory.of(written):
+                        self.found.update(self._seen[one])
+
+
+def _copies(module: fx.GraphModule) -> Iterator[tuple[fx.Node, int, fx.Node]]:
+    """Where gradients stop: the op, the argument's position, and the tensor without a gradient."""
+    for node in module.graph.nodes:
+        if node.target is _DETACH:
+            yield node, 0, node
+        elif (body := _body(module, node)) is not None:
+            if _is_no_grad(node):
+                inner = [one for one, _ in _inputs(node, body)]
+                yield from (
+                    (node, n, one) for n, one in enumerate(inner, len(node.args) - len(inner))
+                )
+            yield from _copies(body)
 
 
 def _may_have_gradient(node: fx.Node) -> bool:
@@ -110,16 +197,6 @@ def _written(node: fx.Node) -> Iterator[fx.Node]:
             value: Any = node.args[n] if n < len(node.args) else node.kwargs.get(argument.name)
             values = value if isinstance(value, list | tuple) else (value,)
             yield from (one for one in values if isinstance(one, fx.Node))
-
-
-def _memory_of(node: fx.Node) -> Iterator[fx.Node]:
-    """A tensor, and those that it is a view of."""
-    shared: Any = node
-    while isinstance(shared, fx.Node):
-        yield shared
-        schema = _schema(shared)
-        returns = () if schema is None else schema.returns
-        shared = shared.args[0] if returns and returns[0].alias_info is not None else None
 
 
 def _schema(node: fx.Node) -> Any:
@@ -140,24 +217,22 @@ def _body(module: fx.GraphModule, node: fx.Node) -> fx.GraphModule | None:
     return bodies[0] if len(bodies) == 1 else None
 
 
-def _stop(node: fx.Node, n: int, change: fx.Node | None) -> Iterator[str]:
-    """Stops the gradient of an op's argument, or yields why it cannot.
+def _inputs(node: fx.Node, body: fx.GraphModule) -> list[tuple[fx.Node, Any]]:
+    """The inputs of the graph inside an op, with the op's arguments."""
+    inner = body.graph.find_nodes(op="placeholder")
+    return [*zip(inner, node.args[len(node.args) - len(inner) :], strict=True)]
 
-    Args:
-        node: the op.
-        n: the argument's position.
-        change: the op that changes it in place, if there is one.
-    """
+
+def _results(body: fx.GraphModule) -> list[fx.Node]:
+    """The results of the graph inside an op."""
+    [output] = body.graph.find_nodes(op="output")
+    return output.all_input_nodes
+
+
+def _stop(node: fx.Node, n: int) -> None:
+    """Stops the gradient of an op's argument."""
     given = cast(fx.Node, node.args[n])
-    if change is None:
-        with node.graph.inserting_before(node):
-            stopped = node.graph.call_function(STOP_GRADIENT, (given,))
-        stopped.meta = {**node.meta, "val": given.meta["val"]}
-        node.update_arg(n, stopped)
-    elif given.op != "placeholder":  # A change of the module's inputs is refused for itself.
-        place = place_of(change)
-        where = "" if place is None else f"{place}: "
-        yield (
-            f"{where}changes a tensor in place that is detached or under no_grad here, and has a "
-            "gradient elsewhere; change a clone"
-        )
+    with node.graph.inserting_before(node):
+        stopped = node.graph.call_function(STOP_GRADIENT, (given,))
+    stopped.meta = {**node.meta, "val": given.meta["val"]}
+    node.update_arg(n, stopped)
