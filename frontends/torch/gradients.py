@@ -55,6 +55,7 @@ class _NothingDropped(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._no_grad_is_dropped = False
+        self._outside = _autocasts()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -65,9 +66,11 @@ class _NothingDropped(TorchFunctionMode):
                 "sets the .data of a tensor", "use copy_, for a buffer under torch.no_grad"
             )
         if func is cast(Any, torch)._C._set_grad_enabled:
-            self._no_grad_is_dropped = not args[0] and torch.is_autocast_enabled("cpu")
+            self._no_grad_is_dropped = not args[0] and _autocasts() > self._outside
         result = func(*args, **kwargs)
-        if self._no_grad_is_dropped and isinstance(result, torch.Tensor):
+        changed = func is torch.Tensor.__setitem__
+        results = pytree.tree_leaves(result)
+        if self._no_grad_is_dropped and (changed or any(map(torch.is_tensor, results))):
             given = pytree.tree_leaves((args, kwargs))
             if any(isinstance(one, torch.Tensor) and one.requires_grad for one in given):
                 raise _DroppedError(
@@ -75,6 +78,12 @@ class _NothingDropped(TorchFunctionMode):
                     "use detach, or no_grad around autocast",
                 )
         return result
+
+
+def _autocasts() -> int:
+    """The number of autocast contexts around the caller, also of those that are disabled."""
+    cast(Any, torch).autocast_increment_nesting()
+    return cast(Any, torch).autocast_decrement_nesting()
 
 
 def check_functions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -109,6 +109,66 @@ class Mixed(nn.Module):
         return ((self.student(x) - given.float()) ** 2 * scale).mean()
 
 
+class Scaled(nn.Module):
+    """Scales by what `scale_of` computes of the weights in autocast, under no_grad."""
+
+    def __init__(self, scale_of: Any, device: str, **autocast: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        self.scale_of = scale_of
+        self.device, self.autocast = device, autocast
+
+    def forward(self, x: Any) -> Any:
+        with torch.autocast(self.device, **self.autocast), torch.no_grad():
+            scale = self.scale_of(self.weight)
+        return (x * self.weight * torch.cat(scale)).sum()
+
+
+def topk(weight: Any) -> Any:
+    return torch.topk(weight, 4)[:1]
+
+
+def chunk(weight: Any) -> Any:
+    return weight.chunk(2)
+
+
+def double(weight: Any) -> Any:
+    return (weight * 2,)
+
+
+def written(weight: Any) -> Any:
+    scale = torch.zeros(4)
+    scale[:] = weight
+    return (scale,)
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
+@pytest.mark.parametrize(
+    "module",
+    [
+        Scaled(topk, "cpu"),
+        Scaled(chunk, "cpu"),
+        Scaled(written, "cpu"),
+        Scaled(double, "cpu", enabled=False),
+        Scaled(double, "cuda", dtype=torch.bfloat16),
+    ],
+    ids=lambda it: f"{it.scale_of.__name__}-{it.device}",
+)
+def test_no_grad_within_any_autocast_is_refused(module: Any) -> None:
+    message = r"test_gradients.py:\d+: forward computes with a gradient under no_grad inside autoc"
+    with pytest.raises(alpa_torch.ExportError, match=message):
+        alpa_torch.from_module(module, (torch.ones(4),))
+
+
+def test_autocast_around_the_export_does_not_count() -> None:
+    module, x = Mixed("around"), torch.randn(3, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        fn, params, buffers = alpa_torch.from_module(module, (x,))
+    grads = jax.grad(lambda p: fn(p, buffers, None, x.numpy())[0])(params)
+    assert not grads["teacher.weight"].any()
+    assert grads["student.weight"].any()
+
+
 def test_no_grad_within_autocast_is_refused_and_the_remedies_work() -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 4)
