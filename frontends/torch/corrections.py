@@ -115,7 +115,7 @@ def embedding_bag(
 ) -> tuple[Any, Any, Any, Any]:
     """torchax ignores weights and padding, and needs to know the offsets."""
     bags = len(offsets) - include_last_offset
-    bag = jnp.searchsorted(offsets[:bags], jnp.arange(len(indices)), side="right") - 1
+    bag = jnp.searchsorted(offsets, jnp.arange(len(indices)), side="right") - 1
     rows = embedding(weight, indices, padding, by_frequency)
     if weights is not None:
         rows = rows * weights[:, None]

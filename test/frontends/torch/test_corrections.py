@@ -86,6 +86,30 @@ def test_bags_of_embeddings(mode: str, padding: int | None) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("offsets", [[0, 2, 5], [0, 0, 5, 5], [0, 3, 7]])
+def test_rows_after_the_last_offset_are_in_no_bag(mode: str, offsets: list[int]) -> None:
+    """As PyTorch documents it. Given such rows, it drops them only in sums, not in gradients."""
+    torch.manual_seed(0)
+    words, ends = torch.tensor([0, 2, 3, 1, 2, 2, 4, 5]), torch.tensor(offsets)
+    module = nn.EmbeddingBag(6, 3, mode=mode, include_last_offset=True)
+    fn, params, buffers = alpa_torch.from_module(module, (words, ends))
+
+    def run(params: Any) -> Any:
+        result, _ = fn(params, buffers, None, words.numpy(), ends.numpy())
+        return (result**2).sum(), result
+
+    grads, result = jax.grad(run, has_aux=True)(params)
+    expected = module(words[: offsets[-1]], ends)
+    (expected**2).sum().backward()
+    pairs = [(result, expected), (grads["weight"], module.weight.grad)]
+    if mode == "sum":
+        pairs.append((result, module(words, ends)))
+    for found, right in pairs:
+        [difference] = compare([found], [right.detach().numpy()])
+        assert difference.ok, difference
+
+
 def test_weights_of_a_bag() -> None:
     class Weighted(nn.Module):
         def __init__(self) -> None:
