@@ -43,8 +43,9 @@ The first four run once. The other four run on a copy of the layers for each can
   others are planned, too, as long as they are estimated to take hardly longer (`_ROUGH`): one
   stage, stages on each kind of hosts alone and, if meshes have different shapes on hosts of one
   kind, stages on equal meshes, which may leave hosts idle: between these few messages are needed.
-  If the plan is one stage on several hosts, these are planned, too, where they are estimated to be
-  faster by `_WORTH`: on fewer hosts, less may be sent.
+  If the plan is one stage on several hosts, one stage on fewer of them is planned, too, where it is
+  estimated to be faster by `_WORTH`: less may be sent there. On more than 8 hosts, those down to
+  about an eighth are tried.
 * **Costs.** The costs of sharded layers depend on neither the schedule nor the reserve, so all cuts
   share them (`stages/costing.py`). Meshes that are the same in several cuts are solved once
   (`sharding/solved.py`). All passes share the processes that help them (`workers.py`).
