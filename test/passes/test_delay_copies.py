@@ -60,7 +60,9 @@ def peak(module: ir.Module) -> int:
     return max(it.peak for it in memory_over_time(read_planned(merged), inside))
 
 
-@pytest.mark.parametrize("memory", [",memory=5200KiB", ",memory=5300KiB"])
+@pytest.mark.parametrize(
+    "memory", [",memory=5200KiB", pytest.param(",memory=5300KiB", marks=pytest.mark.slow)]
+)
 def test_without_room_copies_wait(memory: str) -> None:
     module = parse(planned(memory))
     assert barriers(delayed(memory)) > barriers(module)
