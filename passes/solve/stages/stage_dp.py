@@ -143,11 +143,7 @@ def _first(problem: Problem, enough: float) -> Solution | None:
     )
     if found is None:
         return None
-    cuts = [
-        tuple(replace(stage, first=firsts[stage.first], last=ends[stage.last]) for stage in cut)
-        for cut in (found.stages, *found.others)
-    ]
-    return replace(found, stages=cuts[0], others=tuple(cuts[1:]))
+    return _renumbered(found, first=firsts, last=ends)
 
 
 def _best_of_numbers(problem: Problem, first: Solution | None, enough: float) -> Solution | None:
@@ -192,25 +188,24 @@ def _best_of_equal_meshes(problem: Problem, meshes: Sequence[int]) -> Solution |
     for mesh in dict.fromkeys(meshes):
         mine = [m for m, other in enumerate(meshes) if other == mesh]
         size = problem.sizes[mine[0]]
-        least = float(least_before(problem.t[:, :, mine].min(axis=2))[-1])
+        alone = replace(
+            problem,
+            submeshes=tuple(problem.submeshes[m] for m in mine),
+            t=problem.t[:, :, mine],
+            u=problem.u[:, :, mine],
+            max_in_flight=problem.max_in_flight[:, :, mine],
+            c=problem.c[:, mine],
+            back=problem.back[:, mine],
+            hidden=None if problem.hidden is None else problem.hidden[mine],
+            kind_of=None if problem.kind_of is None else (group.kind,) * len(mine),
+            equal_meshes=None,
+        )
+        least = float(least_before(alone.t.min(axis=2))[-1])
         for count in range(1, min(problem.num_layers, group.num_devices // size) + 1):
             hosts, in_part = divmod(count * size, group.devices_per_host)
             if in_part or problem.num_stages not in (None, count):
                 continue
-            one = replace(
-                problem,
-                groups=(group._replace(hosts=hosts),),
-                submeshes=tuple(problem.submeshes[m] for m in mine),
-                t=problem.t[:, :, mine],
-                u=problem.u[:, :, mine],
-                max_in_flight=problem.max_in_flight[:, :, mine],
-                c=problem.c[:, mine],
-                back=problem.back[:, mine],
-                hidden=None if problem.hidden is None else problem.hidden[mine],
-                kind_of=None if problem.kind_of is None else (group.kind,) * len(mine),
-                num_stages=count,
-                equal_meshes=None,
-            )
+            one = replace(alone, groups=(group._replace(hosts=hosts),), num_stages=count)
             each_b, _, each = problem.weights(count)
             bound = least if problem.minimise == "step" else 0.0
             every.append((bound * (each + each_b / count), one, mine))
@@ -221,17 +216,26 @@ def _best_of_equal_meshes(problem: Problem, meshes: Sequence[int]) -> Solution |
             break
         cut = _solve(one, best)
         if cut is not None and cut.objective < best:
-            cuts = [
-                tuple(replace(stage, submesh=mine[stage.submesh]) for stage in stages)
-                for stages in (cut.stages, *cut.others)
-            ]
-            found.append(replace(cut, stages=cuts[0], others=tuple(cuts[1:])))
+            found.append(_renumbered(cut, submesh=mine))
             best = cut.objective
     if not found:
         return None
     solution = _best(found)
     verify(problem, solution)
     return solution
+
+
+def _renumbered(solution: Solution, **numbers: Sequence[int]) -> Solution:
+    """A solution of a part of a problem with the numbers that the whole has, by the stages'
+    fields."""
+    cuts = [
+        tuple(
+            replace(stage, **{name: its[getattr(stage, name)] for name, its in numbers.items()})
+            for stage in cut
+        )
+        for cut in (solution.stages, *solution.others)
+    ]
+    return replace(solution, stages=cuts[0], others=tuple(cuts[1:]))
 
 
 def _best(found: Sequence[Solution]) -> Solution:

@@ -299,13 +299,13 @@ def _verify_senders(problem: Problem, solution: Solution) -> None:
     Parts that overlap count twice here, but `_verify_receivers` lets no device get such ones.
     """
     devices = np.array(problem.source.devices)
-    has = Messages(sources=devices, targets=devices, boxes=problem.source.boxes(problem.shape))
+    tiles = Messages(sources=devices, targets=devices, boxes=problem.source.boxes(problem.shape))
     for number, step in enumerate(solution.steps):
+        has = _together(solution.steps[:number]) if number else tiles
         covered = _covered(problem, has, step)
         for row in np.flatnonzero(covered != problem.bytes_of(step.boxes))[:1]:
             message = f"{[*step][row]} in step {number}: the sender does not have it"
             raise VerificationError(message)
-        has = _together([*([has] if number else []), step])
 
 
 def _covered(problem: Problem, has: Messages, step: Messages) -> Integers:
