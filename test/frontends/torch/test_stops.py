@@ -186,19 +186,22 @@ CHANGES = [
 ]
 
 
+class Changed(nn.Module):
+    """Changes a tensor with a gradient."""
+
+    def __init__(self, change: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.linear, self.change = nn.Linear(4, 4), change
+
+    def forward(self, x: Any) -> Any:
+        return self.change(self.linear(x) + 0)
+
+
 @pytest.mark.parametrize("change", CHANGES, ids=lambda it: it.__name__)
 def test_what_has_a_gradient_does_not_change_without_it(change: Callable[[Any], Any]) -> None:
-    class Changed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-
-        def forward(self, x: Any) -> Any:
-            return change(self.linear(x) + 0)
-
     message = r"changes a tensor in place that is detached or under no_grad, .*change a clone"
     with pytest.raises(alpa_torch.ExportError, match=message):
-        alpa_torch.from_module(Changed(), (torch.ones(2, 4),))
+        alpa_torch.from_module(Changed(change), (torch.ones(2, 4),))
 
 
 def changed_before(y: Any) -> Any:
@@ -237,13 +240,5 @@ def part_of_what_is_written(y: Any) -> Any:
     ids=lambda it: it.__name__,
 )
 def test_gradients_stop_beside_changes(change: Callable[[Any], Any]) -> None:
-    class Changed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-
-        def forward(self, x: Any) -> Any:
-            return change(self.linear(x) + 0)
-
     torch.manual_seed(0)
-    assert_like_pytorch(Changed(), torch.randn(2, 4))
+    assert_like_pytorch(Changed(change), torch.randn(2, 4))
