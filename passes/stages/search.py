@@ -41,6 +41,7 @@ from alpa.passes.stages.candidates import Candidate, stage_problem
 from alpa.passes.stages.class_problem import Submesh
 from alpa.passes.stages.clustered import Clustered
 from alpa.passes.stages.costing import Costing, LayerCosts
+from alpa.passes.stages.host_orders import HostOrders, NoFasterCutError
 from alpa.passes.stages.mesh_candidates import MeshCandidates, OneDevice
 from alpa.passes.stages.refusals import problems, shortage
 from alpa.passes.workers import Workers
@@ -140,6 +141,7 @@ class Search:
         ]
         meshes = every
         bound: float | None = None
+        hosts = self._host_orders()
         only = self._only(ones, meshes)
         if only is not None and not self._may_not_fit(only.one):
             meshes, only = [only], None
@@ -148,7 +150,7 @@ class Search:
             offers = [(it, mesh) for mesh in meshes for it in mesh.candidates()]
             candidates = [it for it, _ in offers]
             try:
-                problem, solution = self._solved(offers)
+                problem, solution = self._solved(offers, hosts)
                 stages = solution.stages
             except NoCutInMemoryError as error:
                 if only is None:
@@ -161,11 +163,12 @@ class Search:
             except NoCutError as error:
                 text = f"{error}{problems(candidates)}"
                 raise PassError(self.program.function, text) from error
+            except NoFasterCutError as error:
+                raise self._not_faster(error.bound) from error
             seconds = problem.step_seconds(stages)
             least = seconds if chunks_of(problem.schedule) == 1 else problem.even_seconds
             if least >= self.program.within:
-                text = f"each cut is estimated to take at least {least:.4g} s per step"
-                raise NotFasterError(self.program.function, text, bound=least)
+                raise self._not_faster(least)
             bound = seconds if bound is None else bound
             used = [offers[stage.submesh] for stage in stages]
             unknown = _unknown(used)
@@ -203,6 +206,10 @@ class Search:
                 mesh.finish()
                 known = sum(one.is_known for one in every)
                 self.program.show(f"costs of {known} of at most {len(every)} meshes")
+
+    def _not_faster(self, least: float) -> NotFasterError:
+        text = f"each cut is estimated to take at least {least:.4g} s per step"
+        return NotFasterError(self.program.function, text, bound=least)
 
     def _further(
         self, problem: Problem, stages: tuple[Stage, ...], offers: Sequence[_Offer]
@@ -256,8 +263,16 @@ class Search:
                 found[mesh] = None
         return list(found)
 
-    def _solved(self, offers: Sequence[_Offer]) -> tuple[Problem, Solution]:
-        """The problem of some candidates, and its solution. Raises `NoCutError`."""
+    def _host_orders(self) -> HostOrders | None:
+        """Of hosts of several kinds."""
+        kinds = [(kind.hosts, kind.devices_per_host) for kind in self.program.left]
+        return HostOrders(orders(kinds), self.program.within) if len(kinds) > 1 else None
+
+    def _solved(
+        self, offers: Sequence[_Offer], hosts: HostOrders | None
+    ) -> tuple[Problem, Solution]:
+        """The problem of some candidates, and its solution, or that of an order of hosts whose
+        costs are not known yet. Raises `NoCutError`."""
         program = self.program
         problem = self.restrict(
             stage_problem(
@@ -271,25 +286,13 @@ class Search:
             ),
             [mesh.number for _, mesh in offers],
         )
-        found: list[Solution] = []
-        refused: NoCutError | None = None
-        kinds = [(kind.hosts, kind.devices_per_host) for kind in program.left]
-        are_ordered = problem.given is not None or len(kinds) == 1
-        for groups in [problem.groups] if are_ordered else orders(kinds):
-            ordered = replace(problem, groups=groups)
-            if found:
-                # Other cuts that the DP finds on its way are of no use if they are not faster.
-                better = stage_dp.solve_below(ordered, min(it.objective for it in found))
-                found += [] if better is None else [better]
-                continue
-            try:
-                found.append(stage_dp.solve(ordered))
-            except NoCutError as error:
-                refused = refused or error
-        if not found:
-            assert refused is not None
-            raise refused
-        return problem, min(found, key=lambda it: (it.moved, it.objective))
+        if hosts is None or problem.given is not None:
+            return problem, stage_dp.solve(problem)
+
+        def is_known(stages: tuple[Stage, ...]) -> bool:
+            return not _unknown([offers[stage.submesh] for stage in stages])
+
+        return problem, hosts.solve(problem, is_known)
 
     @cached_property
     def _counts(self) -> CountsOfStages | None:

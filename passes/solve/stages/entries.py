@@ -7,7 +7,6 @@ each of whose transfers counts as the slower kind, and `NOWHERE`, where no stage
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from math import inf
 
@@ -52,10 +51,10 @@ class Times:
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """Possible stages at places, by the first layer, the kind, and the slowest first.
+    """Possible stages at places, by the first layer, the kind and the place.
 
     Kinds are numbered from the largest one. So of stages of the same layers the last one is on the
-    smallest kind, and of those on the same kind it is the fastest.
+    smallest kind.
     """
 
     i: np.ndarray
@@ -71,32 +70,27 @@ class Entries:
     step: np.ndarray
     """what T of a cut with it is at least"""
 
+    @classmethod
+    def undominated(cls, **each: np.ndarray) -> Entries:
+        """From stages in any order, without those for which another one of the same layers, kind
+        and place is no slower and needs no more memory."""
+        i, j, g, place, admitted, a, b, u = (each[field.name] for field in fields(cls)[:8])
+        if not i.size:
+            return cls(**each)
+        key = np.ravel_multi_index((i, g, place, j), [int(it.max()) + 1 for it in (i, g, place, j)])
+        order = np.lexsort((-admitted, u, b, a, key))
+        key, admitted, b, u = (it[order] for it in (key, admitted, b, u))
+        kept = np.ones(key.size, dtype=bool)
+        # Each one against the n-th before it, which has no larger a.
+        for n in range(1, key.size):
+            first, second = slice(None, -n), slice(n, None)
+            same = key[first] == key[second]
+            if not same.any():
+                break
+            worse = same & (b[first] <= b[second]) & (u[first] <= u[second])
+            kept[second] &= ~(worse & (admitted[first] >= admitted[second]))
+        return cls(**each).at(order[kept])
+
     def at(self, index: np.ndarray) -> Entries:
         """Some of them."""
         return Entries(*(getattr(self, each.name)[index] for each in fields(self)))
-
-    def fastest(
-        self, layers: int, kinds: int, places: int
-    ) -> Callable[[int, int], Iterator[tuple[int, int, np.ndarray]]]:
-        """Gives, of the stages that begin with layer k, the kinds of their submeshes, their least
-        last layer, and a of the fastest, [j - least, place, s - 1]: on that kind, and with s stages
-        from it to the last one."""
-        key = self.i * kinds + self.g
-        begins = np.searchsorted(key, np.arange(layers * kinds + 1)).tolist()
-
-        def of_layer(k: int, most: int) -> Iterator[tuple[int, int, np.ndarray]]:
-            for g in range(kinds):
-                mine = slice(*begins[k * kinds + g : k * kinds + g + 2])
-                if mine.start == mine.stop:
-                    continue
-                j = self.j[mine]
-                least = int(j.min())
-                found = np.full((int(j.max()) - least + 1, places + 1, most), inf)
-                s = np.minimum(self.admitted[mine], most) - 1
-                found[j - least, self.place[mine], s] = self.a[mine]  # The last one stays.
-                # A stage that fits far from the last stage also fits closer to it.
-                backwards = found[..., ::-1]
-                np.minimum.accumulate(backwards, axis=-1, out=backwards)
-                yield g, least, found
-
-        return of_layer

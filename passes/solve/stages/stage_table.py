@@ -24,6 +24,7 @@ import numpy as np
 
 from alpa.passes.solve.stages.entries import MOVED, NOWHERE, Entries, Times
 from alpa.passes.solve.stages.least_sums import least_before, least_behind
+from alpa.passes.solve.stages.moves import Moves
 from alpa.passes.solve.stages.placement import Group
 from alpa.passes.solve.stages.problem import OTHER, Given, Problem, Stage
 from alpa.passes.solve.stages.step_bounds import StepBounds
@@ -120,7 +121,7 @@ class Table:
         places = np.unique(np.concatenate([where.ravel(), where_first.ravel(), [NOWHERE]]))
         self._where = places.searchsorted(where)
         self._where_first = places.searchsorted(where_first)
-        self._nowhere = len(places) - 1
+        self._moves = self._all_moves(nowhere=len(places) - 1)
         most = min(layers, self._width, problem.num_stages or layers)
         self._by_stage = problem.num_stages is not None or (
             given is None
@@ -174,9 +175,7 @@ class Table:
         stage, place = np.nonzero(least < self._enough)
         steps = np.full(len(problem.submeshes), inf)
         np.minimum.at(steps, m[stage], least[stage, place])
-        order = np.lexsort((-a[stage, place], g[stage], i[stage]))
-        stage, place = stage[order], place[order]
-        entries = Entries(
+        entries = Entries.undominated(
             i=i[stage],
             j=j[stage],
             g=g[stage],
@@ -221,6 +220,25 @@ class Table:
             inside[:, [it.begin for it in self._several]] = False
         return np.stack([in_order, np.where(inside, MOVED, NOWHERE)])
 
+    def _all_moves(self, nowhere: int) -> Moves:
+        """From w and the devices behind a stage to w and those with it."""
+        sizes, each = np.array(self._sizes), self._width + 1
+        w, g, d = np.nonzero(self._where != nowhere)
+        state = w * each + d
+        found = [np.stack([g, self._where[w, g, d], d, state - sizes[g], state])]
+        for it in self._several:
+            # Whether a block is moved says nothing of that on the group before.
+            w, g, start = np.nonzero(self._where_first[:, :, it.starts] != nowhere)
+            start = it.starts[start]
+            place, source = self._where_first[w, g, start], w * each + start - sizes[g]
+            begin = np.full_like(start, it.begin)
+            found += [
+                np.stack([g, place, begin, source, begin + v * each])
+                for v in range(len(self._where))
+            ]
+        moves = np.concatenate(found, axis=1).T
+        return Moves.of(moves, nowhere, self._width, len(self._where) * each)
+
     def _segment(self, m: int, d: int) -> _Segment | None:
         """The group on which a stage on submesh m lies, of the last d devices; None if there is
         none."""
@@ -254,39 +272,30 @@ class Table:
         takes less than `enough` seconds need not be looked at."""
         self.evaluations += 1
         layers, every = self._problem.num_layers, self._entries
-        allowed = np.flatnonzero((every.b <= b_max) & (every.u <= u_max) & (every.step < enough))
-        if not allowed.size:
-            return None
-        stages = every.i[allowed], every.j[allowed], every.g[allowed]
+        entries = every.at((every.b <= b_max) & (every.u <= u_max) & (every.step < enough))
+        stages = entries.i, entries.j, entries.g
         low, high = devices = self._devices(*stages)
-        if low[0] > high[0]:
+        if low[0] > high[0] or not entries.i.size:
             return None
-        entries = every.at(allowed[self._leaves_enough(*stages, devices)])
+        if self._uses_all:
+            entries = entries.at(self._leaves_enough(*stages, devices))
         # least[w, k, d, s]; without stage counts there is one s of the table that feeds itself.
-        least = np.full((len(self._where), layers + 1, self._width + 1, self._stages + 1), inf)
+        counts = self._stages + 1 if self._by_stage else 1
+        table = np.full((counts, layers + 1, len(self._where) * (self._width + 1)), inf)
+        least = table.reshape(counts, layers + 1, len(self._where), -1).transpose(2, 1, 3, 0)
         least[:, layers, 0, 0] = 0.0
         least[:, layers, self._may_be_empty[layers], 0] = 0.0
-        source = least[..., :-1] if self._by_stage else least[..., :1]
-        target = least[..., 1:] if self._by_stage else least[..., :1]
-        fastest = entries.fastest(layers, len(self._sizes), self._nowhere)
+        behind = table.reshape(counts, -1)
+        sums = self._moves.by_layer(entries, low, high, layers)
         for k in range(layers - 1, -1, -1):
-            most = min(self._stages, layers - k)  # stages of the layers from k on
-            for g, first, rows in fastest(k, most):
-                size = self._sizes[g]
-                begin, end = max(size, low[k]), high[k] + 1
-                for w, where in enumerate(self._where):
-                    behind = source[w, first + 1 : first + 1 + len(rows), :, :most]
-                    if begin < end:
-                        sums = _at(rows, where[g, begin:end])
-                        sums = sums + behind[:, begin - size : end - size]
-                        found = target[w, k, begin:end, :most]
-                        np.minimum(found, sums.min(axis=0), out=found)
-                    for it in self._several:
-                        starts = it.starts[it.starts >= size]
-                        sums = _at(rows, self._where_first[w, g, starts])
-                        sums = sums + behind[:, starts - size]
-                        all_w = target[:, k, it.begin, :most]
-                        np.minimum(all_w, sums.min(axis=(0, 1), initial=inf), out=all_w)
+            if k in sums:
+                most = min(self._stages, layers - k)  # stages of the layers from k on
+                entry, source, starts, target = sums[k]
+                found = behind[:most].take(source, axis=1) + entries.a[entry]
+                if self._by_stage:
+                    found[np.arange(most)[:, None] >= entries.admitted[entry]] = inf
+                to = table[1 : most + 1, k] if self._by_stage else table[:, k]
+                to[:, target] = np.minimum.reduceat(found, starts, axis=1)
             for d in np.nonzero(self._may_be_empty[k])[0]:
                 least[0, k, d, 0] = min(least[0, k, d, 0], least[0, k, d - 1, 0])
             if len(least) > 1:
@@ -362,13 +371,6 @@ class Table:
             stages.append(Stage(first=k, last=k + int(last), submesh=int(mine[at])))
             k, d = k + int(last) + 1, start - int(sizes[mine[at]])
         return tuple(stages)
-
-
-def _at(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """[j - k, d, s - 1], of rows by place and places by d; one d if all places are the same."""
-    if places.size and (places == places[0]).all():
-        return rows[:, places[:1]]
-    return rows[:, places]
 
 
 def _fewest_bytes(given: Given, possible: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
