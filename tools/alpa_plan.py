@@ -40,7 +40,9 @@ from alpa.dialects import ir
 from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError, parse_cluster
 from alpa.passes.cost.device import size_text
+from alpa.passes.import_hlo import without_tuples
 from alpa.passes.pipelines.clock import Clock
+from alpa.passes.pipelines.diagnostics import Diagnostic, place_of
 from alpa.passes.plan.table import plan_table
 from alpa.passes.plan.text import seconds_text
 from alpa.runtime.choices import ChoiceError
@@ -324,7 +326,21 @@ def _read_file(options: argparse.Namespace, roles: RolesFile | None, clock: Cloc
     with clock.phase("parse"):
         module = read(options.program, options.refine)
     if roles is not None:
-        roles.apply(module)
+        module = _with_roles(module, roles)
+    return module
+
+
+def _with_roles(module: ir.Module, roles: RolesFile) -> ir.Module:
+    """The program with the roles of a file, which counts elements of tuples as the plan does.
+
+    Raises RolesError, PlanningError.
+    """
+    try:
+        module = without_tuples(module)
+    except passes.PassError as error:
+        problem = Diagnostic("error", place_of(error.location), error.message)
+        raise PlanningError((problem,), error) from error
+    roles.apply(module)
     return module
 
 

@@ -89,10 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         make_devices(devices)
         clock = Clock()
         source = parse_within(options.file)
+        # Roles count the elements of tuples, and tuples would keep the types of their parts.
+        run_pass("import-hlo", {}, source, clock)
         if roles is not None:
             roles.apply(source)
         elided_to_arguments(source)
-        run_pass("import-hlo", {}, source, clock)  # Tuples would keep the types of their parts.
         if options.dims:
             shrink(source, dict(options.dims))
         source.operation.verify()

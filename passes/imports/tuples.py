@@ -20,6 +20,24 @@ def elements(type_: ir.Type) -> list[ir.Type]:
     return [it for i in range(type_.num_types) for it in elements(type_.get_type(i))]
 
 
+def _paths(type_: ir.Type) -> list[tuple[str, ir.Type]]:
+    """The elements of a type with their places in it, such as `[1][0]`."""
+    if not isinstance(type_, ir.TupleType):
+        return [("", type_)]
+    return [
+        (f"[{i}]{path}", it)
+        for i in range(type_.num_types)
+        for path, it in _paths(type_.get_type(i))
+    ]
+
+
+def _named(location: ir.Location, path: str) -> ir.Location:
+    """The location of an element of an argument, whose name says which element it is."""
+    if not path or not isinstance(location, ir.NameLoc):
+        return location
+    return ir.Location.name(f"{location.name_str}{path}", location.child_loc, location.context)
+
+
 def starts(types: Iterable[ir.Type]) -> list[int]:
     """Where the elements of each type begin among those of all, and their number."""
     return list(accumulate((len(elements(it)) for it in types), initial=0))
@@ -89,7 +107,10 @@ class _Flattener:
         if not any(isinstance(it.type, ir.TupleType) for it in before):
             return 0
         for argument in before:
-            parts = [block.add_argument(it, argument.location) for it in elements(argument.type)]
+            parts = [
+                block.add_argument(type_, _named(argument.location, path))
+                for path, type_ in _paths(argument.type)
+            ]
             self._replace(argument, parts)
         return len(before)
 

@@ -271,6 +271,53 @@ def test_roles_from_a_file(named: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err.startswith(f"{roles}:3: error: no argument is called y; ")
 
 
+# As NAMED, in the form of XLA's dumps: elements of tuples are numbered like other arguments.
+TUPLES = """\
+func.func public @main(
+    %t: tuple<tensor<16x16xf32>, tuple<tensor<8x16xf32>>> loc("step"), %s: tensor<f32> loc("s"))
+    -> tuple<tensor<16x16xf32>, tensor<8x16xf32>> {
+  %w = stablehlo.get_tuple_element %t[0]
+    : (tuple<tensor<16x16xf32>, tuple<tensor<8x16xf32>>>) -> tensor<16x16xf32>
+  %i = stablehlo.get_tuple_element %t[1]
+    : (tuple<tensor<16x16xf32>, tuple<tensor<8x16xf32>>>) -> tuple<tensor<8x16xf32>>
+  %x = stablehlo.get_tuple_element %i[0] : (tuple<tensor<8x16xf32>>) -> tensor<8x16xf32>
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+    : (tensor<8x16xf32>, tensor<16x16xf32>) -> tensor<8x16xf32>
+  %1 = stablehlo.dot_general %x, %0, contracting_dims = [0] x [0]
+    : (tensor<8x16xf32>, tensor<8x16xf32>) -> tensor<16x16xf32>
+  %2 = stablehlo.broadcast_in_dim %s, dims = [] : (tensor<f32>) -> tensor<16x16xf32>
+  %3 = stablehlo.multiply %1, %2 : tensor<16x16xf32>
+  %4 = stablehlo.subtract %w, %3 : tensor<16x16xf32>
+  %r = stablehlo.tuple %4, %0 : tuple<tensor<16x16xf32>, tensor<8x16xf32>>
+  return %r : tuple<tensor<16x16xf32>, tensor<8x16xf32>>
+}
+"""
+ROLES_IN_TUPLES = """\
+[arguments]
+"step[0]" = "state"
+1 = "batch"
+2 = "constant"
+[results]
+0 = "state:step[0]"
+1 = "concat:0"
+"""
+
+
+def test_roles_of_elements_of_tuples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program, roles = tmp_path / "tuples.mlir", tmp_path / "roles.toml"
+    program.write_text(TUPLES)
+    roles.write_text(ROLES_IN_TUPLES)
+    command = [str(program), "--cluster", "cpu:1x2", "--num-micro-batches", "2"]
+    assert main([*command, "--roles", str(roles), "--compare-with-jax"]) == 0
+    out = capsys.readouterr().out
+    assert "  batch: 1 argument (1)\n" in out
+    assert "2 of 2 results are equal" in out
+    roles.write_text('[arguments]\n"step[1]" = "batch"\n')
+    assert main([*command, "--roles", str(roles)]) == 1
+    message = f"{roles}:2: error: no argument is called step[1]; there are step[0], step[1][0]"
+    assert message in capsys.readouterr().err
+
+
 def test_one_layer_on_one_device(named: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(named), "--cluster", "cpu:1x1", "--num-micro-batches", "1"]) == 0
     out = capsys.readouterr().out

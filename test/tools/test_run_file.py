@@ -67,6 +67,28 @@ def test_command_takes_roles_from_a_file(tmp_path: Path) -> None:
     assert [argument.attributes.role for argument in inputs] == ["state", "batch"]
 
 
+def test_command_takes_roles_of_elements_of_tuples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, roles = tmp_path / "step.mlir", tmp_path / "roles.toml"
+    path.write_text("""
+    func.func @main(%t: tuple<tensor<4xf32>, tensor<8x4xf32>>) -> tuple<tensor<8x4xf32>> {
+      %w = stablehlo.get_tuple_element %t[0]
+        : (tuple<tensor<4xf32>, tensor<8x4xf32>>) -> tensor<4xf32>
+      %x = stablehlo.get_tuple_element %t[1]
+        : (tuple<tensor<4xf32>, tensor<8x4xf32>>) -> tensor<8x4xf32>
+      %b = stablehlo.broadcast_in_dim %w, dims = [1] : (tensor<4xf32>) -> tensor<8x4xf32>
+      %y = stablehlo.add %x, %b : tensor<8x4xf32>
+      %r = stablehlo.tuple %y : tuple<tensor<8x4xf32>>
+      return %r : tuple<tensor<8x4xf32>>
+    }
+    """)
+    roles.write_text('[arguments]\n0 = "constant"\n1 = "batch"\n[results]\n0 = "concat:0"\n')
+    command = [str(path), "--cluster", "cpu:1x1", "--num-micro-batches", "2"]
+    assert run_file.main([*command, "--roles", str(roles)]) == 0
+    assert "1 of 1 results are equal" in capsys.readouterr().out
+
+
 def test_command_says_where_roles_are_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
