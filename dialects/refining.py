@@ -1,7 +1,8 @@
-"""Static shapes for custom calls that JAX writes where StableHLO has no dynamic op.
+"""Static shapes for what StableHLO's own passes do not refine; XLA's passes do.
 
-`jax.export` writes `stablehlo.dynamic_reduce_window`, `stablehlo.dynamic_rng_bit_generator` and
-`stablehlo.dynamic_top_k`. StableHLO's own passes do not know them; XLA's passes do.
+These are the ops of Shardy, and custom calls that `jax.export` writes where StableHLO has no
+dynamic op: `stablehlo.dynamic_reduce_window`, `stablehlo.dynamic_rng_bit_generator` and
+`stablehlo.dynamic_top_k`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,16 @@ def has_dynamic_calls(module: ir.Module) -> bool:
     return any(target is not None and target.startswith(_DYNAMIC) for target in targets)
 
 
-def refine_dynamic_calls(module: ir.Module) -> ir.Module:
-    """A copy of a module with ops instead of these custom calls, without assertions of shapes.
+def has_shardy_ops(module: ir.Module) -> bool:
+    """Whether the public function has an op of Shardy, such as a constraint or a `shard_map`."""
+    return any(op.name.startswith("sdy.") for op in walk(main_function(module).entry_block))
 
-    `@main` has arguments of static shapes. A call whose operands are not constant stays.
+
+def refine_by_xla(module: ir.Module) -> ir.Module:
+    """A copy of a module with static shapes, without assertions of shapes.
+
+    `@main` has arguments of static shapes. Ops replace the custom calls, except a call whose
+    operands are not constant.
 
     Raises:
         ValueError: XLA refuses the module.

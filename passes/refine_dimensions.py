@@ -2,9 +2,10 @@
 
 `jax.export` writes programs with dimensions of any size. A plan is for one size, so each name gets
 a number. The other dimensions follow: StableHLO's own passes find the shapes of all values, and
-what the program checks of its sizes is checked here. XLA's passes find those of the custom calls
-that JAX writes for `jnp.cumsum` along such a dimension (`stablehlo.dynamic_reduce_window`) and for
-random bits of such a shape (`stablehlo.dynamic_rng_bit_generator`).
+what the program checks of its sizes is checked here. XLA's passes find the shapes of programs with
+constraints or `shard_map`, and those of the custom calls that JAX writes for `jnp.cumsum` along
+such a dimension (`stablehlo.dynamic_reduce_window`) and for random bits of such a shape
+(`stablehlo.dynamic_rng_bit_generator`).
 
 **Before**::
 
@@ -49,9 +50,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from alpa.dialects import func, ir, main_function, passmanager, stablehlo
+from alpa.dialects import func, ir, main_function, passmanager, separate, stablehlo
 from alpa.dialects.reading import move_contents
-from alpa.dialects.refining import has_dynamic_calls, refine_dynamic_calls
+from alpa.dialects.refining import has_dynamic_calls, has_shardy_ops, refine_by_xla
 from alpa.passes.analysis.input_checks import check_input
 from alpa.passes.analysis.symbolic_dims import (
     assertions,
@@ -64,10 +65,8 @@ from alpa.passes.analysis.symbolic_dims import (
 from alpa.passes.base import OptionError, Pass, Remark, errors_at, option
 from alpa.passes.simplify.inline import inline_calls
 
-_REFINE = (
-    "builtin.module(stablehlo-refine-arguments{{types={types}}},stablehlo-refine-shapes,"
-    "func.func(stablehlo-canonicalize-dynamism))"
-)
+_ARGUMENTS = "stablehlo-refine-arguments{{types={types}}}"
+_SHAPES = "stablehlo-refine-shapes,func.func(stablehlo-canonicalize-dynamism)"
 _IS_SYMBOLIC = "jax.uses_shape_polymorphism"
 _SIZE = re.compile(r"([^\W\d]\w*)=0*(\d+)")
 _LARGEST = 2**31 - 1
@@ -93,20 +92,48 @@ class RefineDimensions(Pass):
         name_arguments(main)
         # The pass that refines shapes allows a function to be called with one set of sizes only.
         inline_calls(module, main)
-        pipeline = _REFINE.format(types=types)
-        passmanager.PassManager.parse(pipeline, module.context).run(module.operation)
-        for assertion in list(assertions(main_function(module))):
+        has_shardy = has_shardy_ops(module)
+        # StableHLO's pass changes the operands of Shardy's ops and not their results.
+        checked = _assertions_only(module) if has_shardy else module
+        _run(checked, f"{_ARGUMENTS.format(types=types)},{_SHAPES}")
+        for assertion in list(assertions(main_function(checked))):
             with errors_at(place):
                 _check(assertion, self.sizes)
             assertion.operation.erase()
-        if has_dynamic_calls(module):
+        if has_shardy:
+            _run(module, _ARGUMENTS.format(types=types))
+        if has_shardy or has_dynamic_calls(module):
             with errors_at(place):
-                refined = refine_dynamic_calls(module)
+                refined = refine_by_xla(module)
             move_contents(refined, module)
             inline_calls(module, main_function(module))  # erases the functions that calls named
         if _IS_SYMBOLIC in module.operation.attributes:
             del module.operation.attributes[_IS_SYMBOLIC]
         check_input(module)
+
+
+def _run(module: ir.Module, pipeline: str) -> None:
+    passes = passmanager.PassManager.parse(f"builtin.module({pipeline})", module.context)
+    passes.run(module.operation)
+
+
+def _assertions_only(module: ir.Module) -> ir.Module:
+    """A copy whose `@main` returns nothing and has only the assertions, with what they read."""
+    copy = separate(module.operation)
+    main = main_function(copy)
+    with copy.context, main.location:
+        *ops, end = main.entry_block.operations
+        func.ReturnOp([], ip=ir.InsertionPoint(end))
+        end.operation.erase()
+        inputs = main.type.inputs
+        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, []))
+        if "res_attrs" in main.attributes:
+            del main.attributes["res_attrs"]
+    kept = set(assertions(main))
+    for op in reversed(ops):
+        if op not in kept and not any(True for it in op.results for _ in it.uses):
+            op.operation.erase()
+    return copy
 
 
 def _parse(text: str) -> dict[str, int]:

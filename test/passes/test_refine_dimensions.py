@@ -90,6 +90,50 @@ def test_custom_calls_of_any_size_equal_plain_jax(function: Callable[..., Any]) 
     assert all(row.ok for row in compare([np.asarray(a) for a in found], expected))
 
 
+MESH = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+ROWS = jax.sharding.NamedSharding(MESH, jax.P("d", None))
+
+
+def constrained(x: jax.Array) -> jax.Array:
+    return jnp.tanh(jax.lax.with_sharding_constraint(x, ROWS))
+
+
+def constrained_beside_dynamic_calls(x: jax.Array) -> jax.Array:
+    return jnp.cumsum(constrained(x), 0)
+
+
+def constrained_in_a_loop(x: jax.Array) -> jax.Array:
+    return jax.lax.scan(lambda carry, _: (constrained(carry), None), x, length=3)[0]
+
+
+def sharded_map(x: jax.Array) -> jax.Array:
+    total = jax.shard_map(
+        lambda x: jax.lax.psum(jnp.tanh(x), "d"), mesh=MESH, in_specs=jax.P("d"), out_specs=jax.P()
+    )
+    return total(x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [constrained, constrained_beside_dynamic_calls, constrained_in_a_loop, sharded_map],
+)
+def test_ops_of_shardy_of_any_size_equal_plain_jax(function: Callable[..., Any]) -> None:
+    (b,) = export.symbolic_shape("b", constraints=["mod(b, 2) == 0"])
+    artifact = exported(function, jax.ShapeDtypeStruct((b, 4), jnp.float32))
+    module = alpa.passes.run(artifact, "refine-dimensions{sizes=b=8}")
+    text = str(module)
+    assert "sdy." in text
+    assert "?" not in text
+    assert "polymorphism" not in text
+    assert all("test_refine_dimensions.py" in str(op.location) for op in computing(module))
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("f")
+    found = load(alpa.passes.run(module, "alpa{cluster=cpu:1x2}"))(jnp.asarray(x))
+    expected = jax.tree.leaves(jax.jit(function)(x))
+    assert all(row.ok for row in compare([np.asarray(a) for a in found], expected))
+    with pytest.raises(ir.MLIRError, match="b=7 is not what the program expects"):
+        alpa.passes.run(artifact, "refine-dimensions{sizes=b=7}")
+
+
 def computing(module: ir.Module) -> list[ir.OpView]:
     *ops, _ = main_function(module).entry_block.operations
     return [op for op in ops if op.name != "stablehlo.constant"]
