@@ -32,6 +32,7 @@ from alpa.dialects.attributes import (
 )
 from alpa.dialects.plan import read_meshes
 from alpa.dialects.records import i64
+from alpa.dialects.symbols import hide_computations
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.micro_batches.context import Context
 from alpa.passes.analysis.micro_batches.relate import relate
@@ -97,6 +98,7 @@ def lower(function: Callable[..., Any], arguments: Arrays) -> ir.Module:
     with jax.enable_x64(True):
         text = jax.jit(function, keep_unused=True).lower(*arguments).as_text()
     module = parse(text)
+    hide_computations(module)
     with module.context:
         inline_calls(module, main_function(module))
     return module

@@ -16,6 +16,7 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from alpa.dialects import ir, stablehlo
+from alpa.dialects.records import entries
 from alpa.passes.analysis.graph import combiner
 from alpa.passes.analysis.micro_batches.context import Context, Shape
 from alpa.passes.analysis.micro_batches.relation import (
@@ -255,6 +256,15 @@ def sort(context: Context, op: ir.OpView, operands: Operands) -> Relation:
 def top_k(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     last = len(context.shape(op.operands[0])) - 1
     return apart(context, op, operands, [last], "takes the largest of the samples")
+
+
+def approx_top_k(context: Context, op: ir.OpView, operands: Operands) -> Relation:
+    """Of `@ApproxTopK`, as `jax.lax.approx_max_k` writes it: arrays, and a start of each."""
+    config = op.attributes.get("mhlo.backend_config")
+    dim = entries(config).get("reduction_dim") if isinstance(config, ir.DictAttr) else None
+    if not isinstance(dim, ir.IntegerAttr):
+        return unknown(op, operands)
+    return apart(context, op, operands, [dim.value], "takes the largest of the samples")
 
 
 def apart(

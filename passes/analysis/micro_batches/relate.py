@@ -256,6 +256,8 @@ def _custom_call(
         config = entries(ir.DictAttr(op.attributes["mhlo.backend_config"]))
         on_left = ir.IntegerAttr(config["side"]).value == ord("L")
         return matrices.triangular_solve(context, op, operands, on_left=on_left)
+    if target == "ApproxTopK":
+        return indexing.approx_top_k(context, op, operands)
     if target.startswith(matrices.CALLS):
         return matrices.of_matrices(context, op, operands)
     return unknown(op, operands)

@@ -701,6 +701,10 @@ CASES: dict[str, Case] = {
     "median": Case(lambda x: jnp.median(x), "x", "mixed"),
     "largest features": Case(lambda x: jax.lax.top_k(x, 2), "x", "rows rows"),
     "largest samples": Case(lambda t: jax.lax.top_k(t, 1), "t", "mixed mixed"),
+    "nearly largest features": Case(lambda x: jax.lax.approx_max_k(x, 2), "x", "rows rows"),
+    "nearly least samples": Case(
+        lambda x: jax.lax.approx_min_k(x, 1, reduction_dimension=0), "x", "mixed mixed"
+    ),
     "argmax of features": Case(lambda x: x.argmax(1), "x", "rows"),
     "argmax of samples": Case(lambda x: x.argmax(0), "x", "mixed"),
     "embedding": Case(lambda b, y: b[y], "by", "rows"),
