@@ -190,3 +190,14 @@ func.func public @complex(%x: tensor<4xcomplex<f32>> {alpa.role = "batch", alpa.
   %0 = stablehlo.multiply %x, %c : tensor<4xcomplex<f32>>
   return %0 : tensor<4xcomplex<f32>>
 }
+
+// -----
+
+// A call of an older JAX says nothing of its side; the systems of a batch are solved apart.
+// CHECK-LABEL: func.func public @older_solve
+// CHECK: stablehlo.custom_call @lapack_strsm
+func.func public @older_solve(%x: tensor<8x4x4xf32> {alpa.role = "batch", alpa.batch_dim = 0 : i64}, %y: tensor<8x4x2xf32> {alpa.role = "batch", alpa.batch_dim = 0 : i64}) -> (tensor<8x4x2xf32> {alpa.result = "concat:0"}) {
+  %side = stablehlo.constant dense<1> : tensor<i32>
+  %0 = stablehlo.custom_call @lapack_strsm(%side, %x, %y) {api_version = 2 : i32} : (tensor<i32>, tensor<8x4x4xf32>, tensor<8x4x2xf32>) -> tensor<8x4x2xf32>
+  return %0 : tensor<8x4x2xf32>
+}

@@ -253,9 +253,12 @@ def _custom_call(
     if (worst := mixed_among(operands)) is not None:
         return worst
     if matrices.TRIANGULAR_SOLVE.fullmatch(target):
-        config = entries(ir.DictAttr(op.attributes["mhlo.backend_config"]))
-        on_left = ir.IntegerAttr(config["side"]).value == ord("L")
-        return matrices.triangular_solve(context, op, operands, on_left=on_left)
+        config = op.attributes.get("mhlo.backend_config")
+        side = entries(config).get("side") if isinstance(config, ir.DictAttr) else None
+        # Older calls have other operands, and no such entry.
+        if isinstance(side, ir.IntegerAttr) and len(operands) == 2:
+            on_left = side.value == ord("L")
+            return matrices.triangular_solve(context, op, operands, on_left=on_left)
     if target == "ApproxTopK":
         return indexing.approx_top_k(context, op, operands)
     if target.startswith(matrices.CALLS):
