@@ -48,7 +48,7 @@ class LeafType:
 
     @property
     def strong(self) -> LeafType:
-        """The type of the array that a step returns in its place."""
+        """The type without its weakness, as a program has it."""
         return LeafType(shape=self.shape, dtype=self.dtype)
 
     def struct(self) -> jax.ShapeDtypeStruct:
@@ -271,7 +271,7 @@ class Call:
     def key(self, strong: Collection[int] = ()) -> Hashable:
         """A key that is equal for calls that the same program serves.
 
-        `strong` are the numbers of arrays whose type is that of a step's result.
+        `strong` are the numbers of arrays that may be weakly typed or not.
         """
         pairs = zip(self.values, self.types, strict=True)
         functions = tuple(value for value, type_ in pairs if type_ is None)

@@ -95,7 +95,7 @@ class NewState:
             arguments = [given[n] if n in given else next(left) for n in range(count)]
             prepared = train_step.prepare(*arguments)
         else:
-            prepared = train_step.prepared_for(names, [leaf.type for leaf in self.leaves])
+            prepared = train_step.prepared_for(names, [leaf.type.strong for leaf in self.leaves])
             if prepared is None:
                 raise ValueError(
                     f"{train_step.__name__} has not been planned for such a state; pass its other "
@@ -107,7 +107,7 @@ class NewState:
         ]
 
     def arrays(self) -> list[jax.Array]:
-        """Its arrays as a step returns them (traceable): strongly typed, keys as their words."""
+        """Its arrays as a plan takes them (traceable): strongly typed, keys as their words."""
         jaxpr = self._traced.jaxpr
         return [
             jax.random.key_data(array)

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from alpa.dialects.attributes import Slice
 from alpa.runtime.mesh_array import MeshArray
+from alpa.runtime.pjrt import weakly_typed
 
 _CUT_AXIS = "mesh"
 
@@ -33,7 +34,7 @@ class CutArray(MeshArray):
         cut, first = next(iter(self.parts.items()))
         rows = max(part.stop for part in self.parts)
         shape = (*first.shape[: cut.dim], rows, *first.shape[cut.dim + 1 :])
-        super().__init__(shape, first.dtype)
+        super().__init__(shape, first.dtype, first.weak_type)
         self._dim = cut.dim
 
     def fetch(self) -> np.ndarray:
@@ -51,7 +52,8 @@ class CutArray(MeshArray):
         self.check_alive()
         pieces = [self._piece(parts) for parts in self._by_mesh]
         shards = [shard.data for piece in pieces for shard in piece.addressable_shards]
-        return jax.make_array_from_single_device_arrays(self.shape, self._joined_sharding, shards)
+        joined = jax.make_array_from_single_device_arrays(self.shape, self._joined_sharding, shards)
+        return weakly_typed(joined) if self.weak_type else joined
 
     def shared(self) -> jax.Array | None:
         """The joined array if it can share the buffers of its parts, else None."""

@@ -49,6 +49,10 @@ class Executable(ABC):
 
     _trace: Trace | None = None
     """the trace that is being recorded"""
+    weak_arguments: frozenset[int] = frozenset()
+    weak_results: frozenset[int] = frozenset()
+    """Numbers in the original `@main` of what has a weak type in JAX, as numbers of Python have.
+    The arrays that the executable returns for them are weakly typed; StableHLO has no such type."""
 
     @property
     @abstractmethod

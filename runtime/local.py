@@ -21,7 +21,7 @@ from alpa.runtime.executable import CLOSED, Executable
 from alpa.runtime.host_calls import refuse_host_calls
 from alpa.runtime.interpreter import Interpreter, Store
 from alpa.runtime.mesh_array import MeshArray
-from alpa.runtime.pjrt import ARRAY, Compiled
+from alpa.runtime.pjrt import ARRAY, Compiled, weakly_typed
 from alpa.runtime.placement import Placement
 from alpa.runtime.signature import Signature, is_donated
 from alpa.runtime.tiles import Tiles
@@ -139,7 +139,8 @@ class LocalExecutable(Executable):
             lowered = jax.jit(parts, out_shardings=shardings).lower()
             refuse_host_calls(cast(ir.Module, lowered.compiler_ir("stablehlo")))
             made = cast(list[jax.Array], lowered.compile()())
-            arrays.update(zip(positions, made, strict=True))
+            for position, array in zip(positions, made, strict=True):
+                arrays[position] = self._typed(self.program.arguments[position], array)
         return [*map(self._joined, self._signature.created(numbers, arrays, self._first))]
 
     def restore(self, numbers: Sequence[int], stored: Sequence[StoredArray]) -> list[Any]:
@@ -151,8 +152,13 @@ class LocalExecutable(Executable):
                 argument = self.program.arguments[position]
                 sharding = self._placement.shardings[argument.value]
                 array = by_number[argument.number]
-                arrays[position] = array.read(sharding, argument.attributes.slice)
+                made = array.read(sharding, argument.attributes.slice)
+                arrays[position] = self._typed(argument, made)
         return [*map(self._joined, self._signature.created(numbers, arrays, self._first))]
+
+    def _typed(self, argument: ProgramArgument, array: jax.Array) -> jax.Array:
+        """A new array for an argument, with the type that it has in JAX."""
+        return weakly_typed(array) if argument.number in self.weak_arguments else array
 
     def _part(
         self, argument: ProgramArgument, given: Any, sharding: NamedSharding | None = None
@@ -165,6 +171,10 @@ class LocalExecutable(Executable):
         """One array for each result of the original program; remembers further copies."""
         found = self._interpreter.results(store)
         results = [found[position] for position in range(len(found))]
+        if self.weak_results:
+            for position, result in enumerate(self.program.results):
+                if result.number in self.weak_results:
+                    results[position] = weakly_typed(results[position])
         if self._is_plain:
             self._copies.remember_all(results)
             return tuple(results)

@@ -14,6 +14,8 @@ from jax.core import ShapedArray
 from jax.experimental.hijax import register_hitype
 from jax.interpreters.xla import canonicalize_dtype_handlers
 
+from alpa.runtime.pjrt import weakly_typed
+
 _OF_DEVICES = (
     "addressable_data",
     "addressable_shards",
@@ -94,8 +96,10 @@ class MeshArray(jax.Array):
     is_lost = False
     """whether it was donated to a step that was interrupted"""
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._shape, self._dtype = shape, dtype
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], weak_type: bool = False
+    ) -> None:
+        self._shape, self._dtype, self._weak_type = shape, dtype, weak_type
 
     @abstractmethod
     def fetch(self) -> np.ndarray:
@@ -134,11 +138,11 @@ class MeshArray(jax.Array):
     @property
     def aval(self) -> ShapedArray:
         """Its abstract value in JAX."""
-        return ShapedArray(self._shape, self._dtype)
+        return ShapedArray(self._shape, self._dtype, weak_type=self._weak_type)
 
     @property
     def weak_type(self) -> bool:
-        return False
+        return self._weak_type
 
     @property
     def ndim(self) -> int:
@@ -209,7 +213,8 @@ class MeshArray(jax.Array):
         if (here := self.here()) is not None:
             return here
         with jax.enable_x64(True):  # 64-bit numbers keep their width
-            return jnp.asarray(self.fetch())
+            fetched = jnp.asarray(self.fetch())
+        return weakly_typed(fetched) if self._weak_type else fetched
 
     def __reduce__(self) -> Any:
         return self.__jax_array__().__reduce__()

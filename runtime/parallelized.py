@@ -166,7 +166,7 @@ class Parallelized(Generic[P, R]):
         key = cluster, call.key()
         prepared = self._steps.pop(key, None)
         if prepared is None:
-            # A step returns its state strongly typed, even if the first state was weakly typed.
+            # A step may return strongly typed what was weakly typed, such as a number of Python.
             prepared = self._served(call) or self._new(call)
         self._steps[key] = prepared  # The one that was used last is the last.
         self._previous = same, prepared

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -52,6 +52,23 @@ class Device(Protocol):
 
     @property
     def client(self) -> Any: ...
+
+
+def weakly_typed(array: jax.Array) -> jax.Array:
+    """The array with a weak type, as JAX gives it to numbers of Python; it has the same buffers."""
+    if array.weak_type:
+        return array
+    maker = _maker_of_weak(array.shape, array.dtype, array.sharding, array.committed)
+    return maker(array)
+
+
+@cache
+def _maker_of_weak(
+    shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Sharding, committed: bool
+) -> Callable[[jax.Array], jax.Array]:
+    """Kept, so that all arrays of a type have one `aval`, which `Call.marks` compares."""
+    weak = ShapedArray(shape, dtype, weak_type=True)
+    return _jax.array_result_handler(weak, sharding, committed=committed, **_UNCHECKED)
 
 
 def all_devices() -> Sequence[Device]:

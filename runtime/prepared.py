@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -24,7 +24,7 @@ from alpa.passes.stages.policy import OVER_HOSTS
 from alpa.runtime.ambient_mesh import without_mesh
 from alpa.runtime.argument_checks import Placed, check_donations, check_usable
 from alpa.runtime.batches import placed_batch
-from alpa.runtime.calls import Call
+from alpa.runtime.calls import Call, Leaf, ResultLeaf
 from alpa.runtime.cut_array import CutArray
 from alpa.runtime.executable import Executable
 from alpa.runtime.keepers import not_finite
@@ -284,6 +284,8 @@ class Prepared:
             executables=target.executables,
             beside=family.executables,
         )
+        executable.weak_arguments = _weak(self.step.call.arrays)
+        executable.weak_results = _weak(self.lowered.traced.results)
         if target.executor == "ray":  # Others may run in its actors.
             family.executables.append(executable)
         return executable
@@ -364,3 +366,8 @@ class Prepared:
             f"hold NaN or infinity: {', '.join(labels[:_SHOWN])}{more}; restore an earlier "
             "checkpoint (alpa.restore), and use a smaller learning rate or other data"
         )
+
+
+def _weak(leaves: Iterable[Leaf | ResultLeaf]) -> frozenset[int]:
+    """The numbers of the arrays that are weakly typed."""
+    return frozenset(n for n, leaf in enumerate(leaves) if leaf.type is not None and leaf.type.weak)

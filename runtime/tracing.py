@@ -104,7 +104,9 @@ class Traced:
 
     @cached_property
     def results(self) -> tuple[ResultLeaf, ...]:
-        types = [LeafType(shape=a.shape, dtype=a.dtype) for a in self.jaxpr.out_avals]
+        types = [
+            LeafType(shape=a.shape, dtype=a.dtype, weak=a.weak_type) for a in self.jaxpr.out_avals
+        ]
         return tuple(
             ResultLeaf(path=path, type=type_)
             for path, type_ in zip(self._returned.paths, types, strict=True)

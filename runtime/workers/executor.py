@@ -133,7 +133,9 @@ class RayExecutable(Executable):
                 value = self._program.arguments[position].value
                 arrays[position] = Copy(mesh=mesh, value=value, key=(call_number, position))
         return self._signature.created(
-            numbers, arrays, partial(self._array, calls, self._argument_shape)
+            numbers,
+            arrays,
+            partial(self._array, calls, self._argument_shape, self._is_weak_argument),
         )
 
     def restore(self, numbers: Sequence[int], stored: Sequence[StoredArray]) -> list[Any]:
@@ -149,7 +151,9 @@ class RayExecutable(Executable):
                 arrays[position] = Copy(mesh=mesh, value=argument.value, key=key)
             calls[mesh] = self._group.call(mesh, "restore", self._loaded, call_number, parts)
         restored = self._signature.created(
-            numbers, arrays, partial(self._array, calls, self._argument_shape)
+            numbers,
+            arrays,
+            partial(self._array, calls, self._argument_shape, self._is_weak_argument),
         )
         wait_for(calls.values(), "checkpoint_timeout_seconds")
         return restored
@@ -266,16 +270,30 @@ class RayExecutable(Executable):
             copies.append(Copy(mesh=mesh, value=output.value, key=(step.number, position)))
         parts = self._signature.copies(copies)
         return self._signature.join(
-            {part: self._array(step.calls, self._result_shape, it) for part, it in parts.items()}
+            {
+                part: self._array(step.calls, self._result_shape, self._is_weak_result, it)
+                for part, it in parts.items()
+            }
         )
 
     def _array(
-        self, calls: Mapping[str, Call], shape: Callable[[Copy], Sequence[int]], copies: list[Copy]
+        self,
+        calls: Mapping[str, Call],
+        shape: Callable[[Copy], Sequence[int]],
+        is_weak: Callable[[Copy], bool],
+        copies: list[Copy],
     ) -> RemoteArray:
         """The array from calls on meshes, with its copies there."""
         first = copies[0]
         dtype = numpy_dtype(self._program.values[first.value].dtype)
-        return RemoteArray(self._group, calls[first.mesh], tuple(shape(first)), dtype, copies)
+        call, it = calls[first.mesh], tuple(shape(first))
+        return RemoteArray(self._group, call, it, dtype, copies, is_weak(first))
+
+    def _is_weak_argument(self, copy: Copy) -> bool:
+        return self._program.arguments[copy.key[1]].number in self.weak_arguments
+
+    def _is_weak_result(self, copy: Copy) -> bool:
+        return self._program.results[copy.key[1]].number in self.weak_results
 
     def _argument_shape(self, copy: Copy) -> Sequence[int]:
         return self._program.values[copy.value].shape

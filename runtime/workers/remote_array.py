@@ -128,8 +128,9 @@ class RemoteArray(KeptArray):
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         copies: Sequence[Copy],
+        weak_type: bool = False,
     ) -> None:
-        super().__init__(shape, dtype)
+        super().__init__(shape, dtype, weak_type)
         self._group, self._call, self._copies = group, call, tuple(copies)
         self._free = weakref.finalize(self, _release, group, self._copies)
         self._free.atexit = False
