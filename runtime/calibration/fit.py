@@ -87,7 +87,8 @@ def fit(samples: Iterable[Sample], *, name: str, memory: int, inter_host: Link) 
         launch=launch,
         call=_call(by_what, launch),
     )
-    moves, steps = _line(by_what["transfer"]), _ring_step(by_what) or _line(by_what["transfer"])
+    moves = _line(by_what["transfer"], bandwidth)
+    steps = _ring_step(by_what, bandwidth) or moves
     reached = steps or Transfer(bandwidth=bandwidth, latency=0.0)
     intra_host = Link(
         bandwidth=reached.bandwidth,
@@ -192,12 +193,12 @@ def _call(by_what: Mapping[str, Sequence[Sample]], launch: float) -> Call:
     return Call(*_least(rows)) if rows else Call()
 
 
-def _line(samples: Sequence[Sample]) -> Transfer | None:
+def _line(samples: Sequence[Sample], most: float) -> Transfer | None:
     """What messages reach, with the least relative squared errors."""
-    return _reached([[1 / it.seconds, it.size / it.seconds] for it in samples])
+    return _reached([[1 / it.seconds, it.size / it.seconds] for it in samples], most)
 
 
-def _ring_step(by_what: Mapping[str, Sequence[Sample]]) -> Transfer | None:
+def _ring_step(by_what: Mapping[str, Sequence[Sample]], most: float) -> Transfer | None:
     """What one step of a ring reaches, as all-gathers and reduce-scatters show it.
 
     On n devices they take n - 1 steps, each with 1/n of the bytes.
@@ -208,15 +209,18 @@ def _ring_step(by_what: Mapping[str, Sequence[Sample]]) -> Transfer | None:
         for it in found if kind in _RINGS else ():
             steps = int(devices) - 1
             rows.append([steps / it.seconds, steps / int(devices) * it.size / it.seconds])
-    return _reached(rows)
+    return _reached(rows, most)
 
 
-def _reached(rows: Sequence[Sequence[float]]) -> Transfer | None:
-    """Latency and bandwidth of rows that they give seconds of; None if the rows do not tell."""
+def _reached(rows: Sequence[Sequence[float]], most: float) -> Transfer | None:
+    """Latency and bandwidth of rows that they give seconds of; None without rows.
+
+    If more bytes take no longer, the latency is all that was measured, and the bandwidth is `most`.
+    """
     if not rows:
         return None
     latency, per_byte = _least(rows)
-    return Transfer(bandwidth=1 / per_byte, latency=latency) if per_byte > 0 else None
+    return Transfer(bandwidth=1 / per_byte if per_byte > 0 else most, latency=latency)
 
 
 def _least(rows: Sequence[Sequence[float]]) -> list[float]:

@@ -105,13 +105,11 @@ def measure(devices: Sequence[Any], sizes: Sizes) -> Iterator[Sample]:
         yield bench.memory(num_bytes)
     for what, size, seconds, spread in call_samples(devices, sizes.arguments, sizes.runs):
         yield Sample(what=what, size=size, seconds=seconds, spread=spread)
-    group = 2
-    while group <= len(devices):
+    for group in range(2, len(devices) + 1):
         if len(devices) % group == 0:
             for kind in ("all-gather", "reduce-scatter", "all-reduce", "all-to-all"):
                 for num_bytes in sizes.payloads:
                     yield bench.collective(kind, group, num_bytes)
-        group *= 2
     if len(devices) > 1:
         for num_bytes in sizes.payloads:
             yield bench.transfer(num_bytes)

@@ -124,6 +124,31 @@ def test_without_them_calls_take_no_time() -> None:
     assert not device.efficiency.convolution
 
 
+def test_moves_that_take_as_long_for_any_bytes() -> None:
+    few = [it for it in made() if it.what.split()[0] in ("matrix", "memory")]
+    moves = [sample("transfer", num_bytes, 1.6e-4) for num_bytes in (1e4, 1e5)]
+    found = fit([*few, *moves], name="X", memory=1, inter_host=SLOW)
+    link = found.machine.intra_host
+    assert link.transfer == (pytest.approx(100e9, rel=1e-2), pytest.approx(1.6e-4, rel=1e-2))
+    assert link.latency == link.transfer.latency
+    assert found.residuals["transfer"] < 0.01
+
+
+@pytest.mark.parametrize(("count", "groups"), [(1, set()), (3, {3}), (6, {2, 3, 6})])
+def test_collectives_of_each_part_of_the_devices_are_measured(
+    count: int, groups: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bench, "chain", lambda *_, **__: (1.0, 0.0))
+    sizes = Sizes(
+        matrices=(16,), dtypes=("f32",), images=(4,), elements=(2**8,), bytes=(2**12,),
+        payloads=(2**12,), arguments=(2,), runs=2,
+    )  # fmt: skip
+    samples = measure(jax.devices()[:count], sizes)
+    kinds = [it.what.split() for it in samples if "-" in it.what]
+    assert {int(size) for _, size in kinds} == groups
+    assert len(kinds) == 4 * len(groups)
+
+
 def test_residuals_show_where_more_bytes_take_less() -> None:
     times = {1e4: 1e-3, 1e6: 1e-5, 1e8: 1e-3}
     bent = [it for it in made() if it.what != "all-reduce 2"]
