@@ -175,7 +175,7 @@ def require_roles(
                 function,
                 f"cannot tell whether argument {input_number(a, argument)} is batch, state, key or "
                 "constant, which several micro-batches need; set alpa.role (and alpa.batch_dim) on "
-                "it",
+                "it, or name it in a file of roles (alpa-plan --roles)",
             )
     for r, result in enumerate(results):
         if result.role is None:
@@ -183,7 +183,7 @@ def require_roles(
                 function,
                 f"cannot tell how result {output_number(r, result)} is made from those of the "
                 'micro-batches; set alpa.result = "concat:<dim>", "mean", "sum", "last" or '
-                '"state:<argument>" on it',
+                '"state:<argument>" on it, or name it in a file of roles (alpa-plan --roles)',
             )
 
 

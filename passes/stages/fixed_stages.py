@@ -97,8 +97,8 @@ def check_fixed(stages: Sequence[FixedStage], num_layers: int, cluster: AnyClust
     for stage in stages:
         if stage.last >= num_layers:
             raise OptionError(
-                f"option 'fixed-stages' holds '{stage}'; the program has {num_layers} layer(s), "
-                "counted from 0"
+                f"option 'fixed-stages' holds '{stage}'; the program is cut into {num_layers} "
+                "layer(s), counted from 0; num-layers sets their number"
             )
         every = {
             submesh

@@ -315,7 +315,7 @@ def _check_size(kind: str, needs: Sequence[_Need]) -> None:
         return
     names = dict.fromkeys(need.accelerator for need in needs)
     offered = " and ".join(
-        f"{', '.join(f'{have:g}' for have in _room(kind, name)) or 'none'} {name or kind}"
+        f"{', '.join(f'{have:g}' for have in _room(kind, name)) or 'no'} {name or kind}"
         for name in names
     )
     more = (

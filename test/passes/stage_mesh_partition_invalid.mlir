@@ -8,7 +8,7 @@ func.func public @not_clustered(%x: tensor<4xf32>) -> tensor<4xf32> {
 
 // -----
 
-// expected-error @+1 {{cannot tell whether argument 0 is batch, state, key or constant, which several micro-batches need; set alpa.role (and alpa.batch_dim) on it}}
+// expected-error @+1 {{cannot tell whether argument 0 is batch, state, key or constant, which several micro-batches need; set alpa.role (and alpa.batch_dim) on it, or name it in a file of roles (alpa-plan --roles)}}
 func.func public @argument_without_a_role(%x: tensor<4xf32>) -> (tensor<4xf32> {alpa.result = "last"}) {
   return %x : tensor<4xf32>
 }

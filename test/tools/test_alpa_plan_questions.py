@@ -90,7 +90,7 @@ def test_an_explanation(program: str, capsys: pytest.CaptureFixture[str]) -> Non
         (["--hints", "no/such"], "no/such: error: No such file"),
         (["--save-hints", "no/such/file"], "cannot write no/such/file: there is no folder"),
         (["--force", "w = [axis7, -]"], "the mesh has no axis axis7"),
-        (["--force-stage", "layer 7 on 1x4"], "the program has 2 layer(s)"),
+        (["--force-stage", "layer 7 on 1x4"], "the program is cut into 2 layer(s)"),
     ],
 )
 def test_what_a_program_lacks(

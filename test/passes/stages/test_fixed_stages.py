@@ -57,7 +57,7 @@ def test_stages_are_in_the_order_of_their_layers() -> None:
 
 def test_a_stage_that_program_or_cluster_lacks() -> None:
     cluster = Cluster.parse("cpu:2x4")
-    with pytest.raises(OptionError, match=r"the program has 4 layer\(s\)"):
+    with pytest.raises(OptionError, match=r"is cut into 4 layer\(s\), .* num-layers sets"):
         check_fixed(parse_stages("2-4:1x4"), 4, cluster)
     with pytest.raises(OptionError, match="the cluster's submeshes are 1x1, 1x2, 1x4, 2x4"):
         check_fixed(parse_stages("2-3:1x3"), 4, cluster)

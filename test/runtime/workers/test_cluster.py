@@ -95,6 +95,8 @@ def test_no_node_is_alive(
 ) -> None:
     monkeypatch.setattr(cluster, "_joined", lambda *_: kind)
     monkeypatch.setattr(cluster.ray, "nodes", lambda: nodes)
-    message = f"needs 1 host with 4 {kind.upper()}; the nodes of the Ray cluster have none"
+    message = (
+        f"needs 1 host with 4 {kind.upper()}; the nodes of the Ray cluster have no {kind.upper()}"
+    )
     with pytest.raises(ClusterSizeError, match=message):
         cluster.living_hosts(2, 4, WorkerOptions())
