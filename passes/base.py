@@ -12,10 +12,12 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from reprlib import Repr
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 from alpa.dialects import body, file_position, func, ir, terminator
 from alpa.dialects.checks import CheckError
+
+E = TypeVar("E", bound=BaseException)
 
 
 class PassError(Exception):
@@ -60,6 +62,28 @@ class NotFasterError(PassError):
     def __init__(self, where: ir.OpView | ir.Operation, message: str, bound: float) -> None:
         super().__init__(where, message)
         self.bound = bound
+
+
+def kept(error: E) -> E:
+    """An error to keep, without tracebacks: its own, and those of the errors that it comes from.
+
+    A traceback has the frames of all callers. If one of them keeps the error, this is a cycle: what
+    the callers hold, such as the arrays of a call, lives until Python collects cycles.
+    """
+    left: list[BaseException | None] = [error]
+    while left:
+        if (one := left.pop()) is not None:
+            one.__traceback__ = None
+            left += [one.__cause__, one.__context__]
+    return error
+
+
+def fresh(error: E) -> E:
+    """A kept error to raise: a copy, which no frame of its traceback keeps."""
+    copy = type(error).__new__(type(error), *error.args)
+    copy.__dict__.update(error.__dict__)
+    copy.__cause__, copy.__context__ = error.__cause__, error.__context__
+    return copy
 
 
 @contextmanager

@@ -21,6 +21,8 @@ from alpa.passes.base import (
     PassError,
     Remark,
     RunPass,
+    fresh,
+    kept,
 )
 from alpa.passes.candidate import Candidate, copied
 from alpa.passes.cost.cluster import parse_cluster
@@ -84,7 +86,7 @@ class OtherSchedules(Pass):
             try:
                 self.found[schedule] = self.cut.stages_of(layers.under(schedule), remark)
             except PassError as error:
-                self.found[schedule] = error
+                self.found[schedule] = kept(error)
         for op in list(module.body.operations):  # Layers that are ready are no valid IR.
             op.operation.erase()
 
@@ -122,12 +124,12 @@ class PlanSearch:
         try:
             best = self._planned("1f1b")
         except NoRoomError as error:
-            refused = error
+            refused = kept(error)
         except PassError as error:
             # Schedules of several stages per mesh may have so many.
             if self.cut.num_stages in ("auto", 1):
                 raise
-            refused = error
+            refused = kept(error)
         for other in self._others(best):
             if best is not None and other.stages.seconds >= _ROUGH * best.step_seconds:
                 break
@@ -136,7 +138,7 @@ class PlanSearch:
             except NotFasterError:
                 continue
             except NoRoomError as error:
-                refused = refused or error
+                refused = refused or kept(error)
                 if best is not None:
                     best.leave_out(other.schedule, error)
                 continue
@@ -144,7 +146,7 @@ class PlanSearch:
                 best = found
         if best is None:
             assert refused is not None, "1F1B is planned, or refused"
-            raise refused
+            raise fresh(refused)
         self._note_runner_up(best)
         return best
 
@@ -287,7 +289,7 @@ class PlanSearch:
         try:
             return self._stages(step, schedule, reserve)
         except NoRoomError as error:
-            return error
+            return kept(error)
 
     def _fitting(
         self,
@@ -309,17 +311,17 @@ class PlanSearch:
                     candidate = self._cut(step, schedule, reserve)
                 except NotFasterError:
                     assert refused is not None, "the first stages are there"
-                    raise refused from None
+                    raise fresh(refused) from None
             if isinstance(candidate, NoRoomError):
-                raise refused or candidate
+                raise fresh(refused or candidate)
             if refused is not None and candidate.step_seconds >= _ROUGH * best:
-                raise refused
+                raise fresh(refused)
             stages = candidate.key
             if stages not in errors:
                 try:
                     self._finish(candidate, best)
                 except NoRoomError as error:
-                    errors[stages] = error
+                    errors[stages] = kept(error)
                 else:
                     candidate.remarks[:0] = again
                     return candidate
@@ -333,7 +335,7 @@ class PlanSearch:
             text = f"{reason}: stages are cut again with reserve={reserve:.3f}"
             again.append((error.location, text))
         assert refused is not None
-        raise refused
+        raise fresh(refused)
 
     def _stages(self, step: StageMeshPartition, schedule: str, reserve: float) -> Candidate:
         """A copy of the layers, cut into stages."""

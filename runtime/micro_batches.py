@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from alpa.dialects import ir
-from alpa.passes.base import NotFasterError
+from alpa.passes.base import NotFasterError, kept
 from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.planning import Planned, PlanningError, Settings, plan
 
@@ -138,7 +138,7 @@ class _Search:
         except PlanningError as error:
             if isinstance(error.reason, NotFasterError):
                 return Attempt(num_micro_batches=number, bound=error.reason.bound)
-            return Attempt(num_micro_batches=number, problem=error)
+            return Attempt(num_micro_batches=number, problem=kept(error))
         seconds = planned.plan.predicted_step_seconds
         if limit is None or seconds < limit:
             self.best = planned

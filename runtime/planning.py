@@ -19,7 +19,7 @@ from alpa.dialects.sharding import Sharding
 from alpa.passes import pipeline
 from alpa.passes.alpa import Alpa, Kept
 from alpa.passes.analysis.input_checks import check_input
-from alpa.passes.base import MeshOverHostsError, Pass, PassError, location_of
+from alpa.passes.base import MeshOverHostsError, Pass, PassError, kept, location_of
 from alpa.passes.import_hlo import without_tuples
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic, Place, listening, place_of
@@ -266,7 +266,7 @@ def run_steps(steps: Sequence[Pass], module: ir.Module, clock: Clock) -> tuple[D
                 module,
                 steps,
                 on_remark=remark,
-                on_error=failed.append,
+                on_error=lambda error: failed.append(kept(error)),
                 on_pass=clock.phase,
             )
         except ir.MLIRError as error:

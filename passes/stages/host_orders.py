@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import inf
 
+from alpa.passes.base import fresh, kept
 from alpa.passes.solve.stages import stage_dp
 from alpa.passes.solve.stages.placement import Group
 from alpa.passes.solve.stages.problem import NoCutError, Problem, Solution, Stage
@@ -65,7 +66,7 @@ class HostOrders:
             try:
                 found = self._below(replace(problem, groups=order), self._best)
             except NoCutError as error:
-                refused, found = refused or error, None
+                refused, found = refused or kept(error), None
             if found is not None and found.objective >= self._within:
                 self._slow = min(self._slow, found.objective)
             elif found is not None:
@@ -79,7 +80,7 @@ class HostOrders:
             if self._slow < inf:
                 raise NoFasterCutError(self._slow)
             assert refused is not None, "there was an order"
-            raise refused
+            raise fresh(refused)
         # It is that of an earlier problem, whose submeshes may have had other numbers.
         return stage_dp.solve(replace(problem, groups=self._best[1]))
 
@@ -91,12 +92,12 @@ class HostOrders:
             try:
                 found = self._below(replace(problem, groups=order), known)
             except NoCutError as error:
-                refused = refused or error
+                refused = refused or kept(error)
             else:
                 best = best if found is None else (found, order)
         if best is None:
             assert refused is not None, "there was an order"
-            raise refused
+            raise fresh(refused)
         self._left.remove(best[1])
         self._left.insert(0, best[1])
         return best[0]

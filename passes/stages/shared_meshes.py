@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from alpa.dialects.plan import MeshAssignment
-from alpa.passes.base import NoRoomError, NotFasterError, PassError
+from alpa.passes.base import NoRoomError, NotFasterError, PassError, fresh, kept
 from alpa.passes.schedules.planned import chunks_of, label
 from alpa.passes.schedules.verify import ScheduleError
 from alpa.passes.schedules.work import WorkLists
@@ -56,10 +56,10 @@ class SharedMeshes:
             try:
                 cut = self._cut(program, costs, workers, schedule, submesh)
             except NotFasterError as error:
-                slow = min((slow or error, error), key=lambda it: it.bound)
+                slow = min((slow or error, kept(error)), key=lambda it: it.bound)
                 continue
             except PassError as error:
-                refused = refused or error
+                refused = refused or kept(error)
                 continue
             cut = fastest(program, cut)
             meshes, numbers = _placed(program, schedule, cut), range(schedule.num_stages)
@@ -71,7 +71,7 @@ class SharedMeshes:
         if best is not None:
             return best
         if slow is not None:
-            raise slow
+            raise fresh(slow)
         assert refused is not None, "something is possible"
         name, chunks = label(program.plan.schedule), chunks_of(program.plan.schedule)
         message = (

@@ -541,6 +541,50 @@ def test_a_step_keeps_no_arrays_of_its_first_call() -> None:
     assert seen() is None
 
 
+@pytest.mark.parametrize(
+    ("options", "is_planned"),
+    [
+        ({"cluster": "cpu:2x2", "num_micro_batches": 4}, True),
+        ({"cluster": "cpu:2x2", "num_micro_batches": 4, "num_stages": 2}, True),
+        ({"cluster": "cpu:2x1", "num_micro_batches": "auto"}, True),
+        ({"cluster": "cpu:2x1,memory=512B", "num_micro_batches": 4}, False),
+        ({"cluster": "cpu:2x1,memory=512B", "num_micro_batches": "auto"}, False),
+    ],
+)
+def test_a_first_call_leaves_no_cycles(options: Any, is_planned: bool) -> None:
+    """Cycles keep what the callers' frames hold until Python collects them: a first state, and
+    workers."""
+
+    def train_step(weights: Any, x: jax.Array) -> Any:
+        def loss_fn(weights: Any) -> jax.Array:
+            hidden = x
+            for weight in weights:
+                hidden = jnp.tanh(hidden @ weight)
+            return jnp.mean(hidden**2)
+
+        loss, grads = alpa.value_and_grad(loss_fn)(weights)
+        return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)], loss
+
+    def call() -> list[weakref.ref[Any]]:
+        step = alpa.parallelize(train_step, **options)
+        weights = [jnp.full((8, 8), 0.1 * n) for n in range(4)]
+        seen = [weakref.ref(it) for it in (step, *weights)]
+        try:
+            step(weights, jnp.ones((16, 8)))
+        except PlanningError:
+            assert not is_planned
+        else:
+            assert is_planned
+        return seen
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert [it() for it in call()] == [None] * 5
+    finally:
+        gc.enable()
+
+
 def test_the_types_of_both_forms_know_all_options() -> None:
     assert ["fun", *Options.__annotations__] == list(inspect.signature(alpa.parallelize).parameters)
 
