@@ -202,7 +202,13 @@ def parse_cluster(text: str) -> AnyCluster:
     """
     if Path(text).is_file() or "+" not in text:
         return _of_one_name(text)
-    return _mixed([kind for part in text.split("+") for kind in _of_one_name(part).kinds])
+    parts = text.split("+")
+    if not all(map(str.strip, parts)):
+        raise ClusterError(
+            f"cluster {text!r} has + without a kind of hosts on each side; write it as in "
+            "v100-16gb:2x8+a100-40gb:2x8"
+        )
+    return _mixed([kind for part in parts for kind in _of_one_name(part).kinds])
 
 
 def _mixed(
@@ -289,7 +295,8 @@ def with_hosts(text: str, hosts: int) -> str:
 def _some(hosts: int, left: str) -> int:
     """So many of the hosts."""
     if not re.fullmatch(r"\s*\d+\s*", left) or not 1 <= int(left) <= hosts:
-        raise ClusterError(f"hosts={left}: there are {hosts} hosts; write how many of them to take")
+        there = "there is 1 host" if hosts == 1 else f"there are {hosts} hosts"
+        raise ClusterError(f"hosts={left}: {there}; write how many of them to take")
     return int(left)
 
 

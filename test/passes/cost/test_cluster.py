@@ -415,6 +415,9 @@ def test_file_that_is_no_text(tmp_path):
         ("h100:4x8,hosts=5", "hosts=5: there are 4 hosts; write how many of them to take"),
         ("h100:4x8,hosts=0", "hosts=0: there are 4 hosts"),
         ("h100:4x8,hosts=", "hosts=: there are 4 hosts"),
+        ("h100:1x8,hosts=2", "hosts=2: there is 1 host; write how many of them to take"),
+        ("h100:4x8+", r"'h100:4x8\+' has \+ without a kind of hosts on each side"),
+        (" +h100:4x8", r"' \+h100:4x8' has \+ without a kind of hosts on each side"),
     ],
 )
 def test_name_errors(text, message):
