@@ -20,7 +20,7 @@ from torchax.decompositions import DECOMPOSITIONS
 
 from alpa.torch.lowerings import lowering
 from alpa.torch.places import Place, place_in, place_of
-from alpa.torch.stops import Memory, write_stops
+from alpa.torch.stops import STOPPING_DECOMPOSITIONS, Memory, write_stops
 
 _STATIC = "a planned program has one control flow: compute both branches, and choose by torch.where"
 _REMEDIES = {
@@ -54,7 +54,7 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         ExportError: PyTorch cannot export it, or JAX cannot run it.
     """
     # In one pass: two, one for each table, give the same operations in twice the time.
-    table = {**DECOMPOSITIONS, **default_decompositions()}
+    table = {**DECOMPOSITIONS, **default_decompositions(), **STOPPING_DECOMPOSITIONS}
     try:
         with warnings.catch_warnings():
             # PyTorch's own use of what it deprecates.

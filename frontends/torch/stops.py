@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import fx
+from torch._decomp import get_decompositions
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -30,6 +31,19 @@ _NEW = {
     )
 }
 """Ops that read the shape of a tensor only."""
+
+_BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
+_batch_norm_with_gradients = get_decompositions([_BATCH_NORM])[_BATCH_NORM]
+
+
+def _batch_norm(*args: Any) -> tuple[Any, ...]:
+    """PyTorch's decomposition, but the running statistics have no gradient."""
+    *results, mean, variance = _batch_norm_with_gradients(*args)
+    return *results, STOP_GRADIENT(mean), STOP_GRADIENT(variance)
+
+
+STOPPING_DECOMPOSITIONS = {_BATCH_NORM: _batch_norm}
+"""Decompositions of ops some of whose results have no gradient."""
 
 
 def write_stops(exported: ExportedProgram) -> list[str]:

@@ -58,6 +58,33 @@ def test_statistics_of_a_frozen_backbone_are_returned(norm: Any) -> None:
     assert_like_pytorch(Frozen(norm), torch.randn(4, 3, 5, 5))
 
 
+class Whitened(nn.Module):
+    """Reads the running statistics after the norm has updated them."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Conv1d(4, 4, 1, bias=False), norm
+
+    def forward(self, x: Any) -> Any:
+        y = self.norm(self.linear(x)).exp()
+        return y * self.norm.running_var[:, None] + self.norm.running_mean[:, None]
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm1d(4),
+        nn.BatchNorm1d(4, affine=False).eval(),
+        nn.SyncBatchNorm(4),
+        nn.InstanceNorm1d(4, track_running_stats=True),
+    ],
+    ids=repr,
+)
+def test_running_statistics_have_no_gradient(norm: Any) -> None:
+    torch.manual_seed(0)
+    assert_like_pytorch(Whitened(norm), torch.randn(6, 4, 3))
+
+
 def test_buffers_that_are_written_by_out_are_returned() -> None:
     """The power iteration of a spectral norm writes its vectors so."""
     torch.manual_seed(0)
