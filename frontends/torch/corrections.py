@@ -187,6 +187,48 @@ def _windows(size: int, width: int, step: int, pad: int, ceil_mode: bool) -> int
     return number - 1 if (number - 1) * step >= size + pad else number
 
 
+def resize(
+    kernel: Callable[[np.ndarray], np.ndarray],
+    x: Any,
+    output_size: Sequence[int],
+    align_corners: bool,
+    *scales: float | None,
+) -> Any:
+    """torchax's `antialias` fails. The filter `kernel` spans several elements of larger sizes."""
+    dtype = x.dtype
+    wide = jnp.promote_types(dtype, jnp.float32)
+    sizes = [*zip((-2, -1), output_size, scales or (None, None), strict=True)]
+    for axis, size, scale in reversed(sizes):
+        if size == x.shape[axis]:
+            continue
+        step = x.shape[axis] / size if scale is None else 1 / scale
+        if align_corners:
+            step = (x.shape[axis] - 1) / (size - 1) if size > 1 else 0.0
+        centers = step * (np.arange(size) + 0.5)
+        distances = np.abs(np.arange(x.shape[axis]) + 0.5 - centers[:, None])
+        weights = kernel(distances / max(step, 1.0))
+        weights = jnp.asarray(weights / weights.sum(1, keepdims=True), wide)
+        contracted = jnp.tensordot(x.astype(wide), weights, ((axis,), (1,)), precision="highest")
+        x = jnp.moveaxis(contracted, -1, axis)
+        if jnp.issubdtype(dtype, jnp.integer):
+            # PyTorch rounds after each dimension.
+            x = jnp.clip(jnp.round(x), jnp.iinfo(dtype).min, jnp.iinfo(dtype).max).astype(dtype)
+    return x.astype(dtype)
+
+
+def _linear(x: np.ndarray) -> np.ndarray:
+    return np.maximum(1 - x, 0)
+
+
+def _cubic(x: np.ndarray) -> np.ndarray:
+    near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return np.where(x < 1, near, np.where(x < 2, far, 0))
+
+
+def _lanczos(x: np.ndarray) -> np.ndarray:
+    return np.where(x < 3, np.sinc(x) * np.sinc(x / 3), 0)
+
+
 def embedding(
     weight: Any, indices: Any, padding: int = -1, by_frequency: bool = False, sparse: bool = False
 ) -> Any:
@@ -245,6 +287,9 @@ CORRECTIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.max_pool3d_with_indices: max_pool,
     torch.ops.aten.adaptive_max_pool2d: adaptive_max_pool,
     torch.ops.aten.adaptive_max_pool3d: adaptive_max_pool,
+    torch.ops.aten._upsample_bilinear2d_aa: functools.partial(resize, _linear),
+    torch.ops.aten._upsample_bicubic2d_aa: functools.partial(resize, _cubic),
+    torch.ops.aten._upsample_lanczos2d_aa: functools.partial(resize, _lanczos),
     torch.ops.aten.embedding: embedding,
     torch.ops.aten._embedding_bag: embedding_bag,
     torch.ops.aten._embedding_bag_forward_only: embedding_bag,

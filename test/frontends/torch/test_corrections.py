@@ -111,6 +111,51 @@ def test_indices_of_the_largest_elements(pool: Any, other: float) -> None:
     np.testing.assert_array_equal(indices, at.numpy())
 
 
+class Resized(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.conv, self.options = nn.Conv2d(2, 2, 1), options
+
+    def forward(self, x: Any) -> Any:
+        return nn.functional.interpolate(self.conv(x), antialias=True, **self.options)
+
+
+SIZES = [
+    {"size": (4, 5)},
+    {"size": (14, 2)},
+    {"size": (7, 3)},
+    {"scale_factor": (0.6, 1.7)},
+    {"scale_factor": 0.6, "recompute_scale_factor": True},
+]
+
+
+@pytest.mark.parametrize("options", SIZES, ids=str)
+@pytest.mark.parametrize("align", [True, False])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_resizes_by_wide_filters(mode: str, align: bool, options: Any) -> None:
+    torch.manual_seed(0)
+    module = Resized(mode=mode, align_corners=align, **options)
+    assert_like_pytorch(module, torch.randn(2, 2, 7, 8))
+
+
+def test_resizes_by_the_filter_of_lanczos() -> None:
+    torch.manual_seed(0)
+    assert_like_pytorch(Resized(mode="lanczos", size=(4, 11)), torch.randn(2, 2, 7, 8))
+
+
+def test_resizes_of_images() -> None:
+    class Smaller(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return nn.functional.interpolate(x, size=(3, 5), mode="bicubic", antialias=True)
+
+    x = torch.from_numpy(np.random.default_rng(0).choice([0, 255], (2, 3, 7, 8)).astype(np.uint8))
+    fn, params, buffers = alpa_torch.from_module(Smaller(), (x,))
+    result, _ = fn(params, buffers, None, x.numpy())
+    assert result.dtype == np.uint8
+    difference = np.asarray(result, np.int32) - Smaller()(x).numpy()
+    assert abs(difference).max() <= 1  # PyTorch's weights of bytes have 16 bits.
+
+
 def test_embeddings_by_frequency() -> None:
     torch.manual_seed(0)
     module = nn.Embedding(6, 3, padding_idx=1, scale_grad_by_freq=True)
