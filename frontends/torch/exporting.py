@@ -6,6 +6,7 @@ functions of JAX. What has no equivalent in JAX is refused, with the line and th
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -28,6 +29,14 @@ _REMEDIES = {
     FakeTensor.__name__: "shapes and numbers cannot depend on values; use a mask and torch.where",
 }
 """What to do, by a word of PyTorch's reason."""
+
+_REMEDIES_IN = {
+    "_detect_is_causal_mask": (
+        "PyTorch compares the mask with a causal one, unless the call says whether it is: pass "
+        "is_causal=True if the mask is causal, and False if not (tgt_is_causal for a decoder)"
+    )
+}
+"""What to do, by a function of PyTorch in which the error is raised."""
 
 _VIEW = torch.ops.aten.view.default
 
@@ -123,9 +132,14 @@ def _refused(module: nn.Module, error: Exception) -> ExportError:
     place = place_in(error.__traceback__)
     where = "" if place is None else f"{place}: "
     reason = str(error).strip().partition("\n")[0].rstrip(".")
-    remedy = next((f"; {remedy}" for word, remedy in _REMEDIES.items() if word in reason), "")
+    functions = {one.name for one in traceback.extract_tb(error.__traceback__)}
+    remedies = [
+        *(remedy for name, remedy in _REMEDIES_IN.items() if name in functions),
+        *(remedy for word, remedy in _REMEDIES.items() if word in reason),
+    ]
     return ExportError(
-        f"{where}torch.export cannot export {type(module).__name__}: {reason}{remedy}"
+        f"{where}torch.export cannot export {type(module).__name__}: "
+        + "; ".join([reason, *remedies[:1]])
     )
 
 

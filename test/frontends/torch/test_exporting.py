@@ -107,6 +107,28 @@ def test_what_jax_cannot_run_is_refused(function: Any, message: str) -> None:
     assert function is in_place or "test_exporting.py:" in str(error.value)
 
 
+def test_a_mask_needs_a_word_whether_it_is_causal_and_the_remedy_works() -> None:
+    class Masked(nn.Module):
+        def __init__(self, **options: Any) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 1)
+            self.options = options
+
+        def forward(self, x: Any) -> Any:
+            mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+            return self.encoder(x, mask, **self.options)
+
+    x = torch.randn(2, 4, 8)
+    message = r"test_exporting.py:\d+: .*; PyTorch compares the mask .* pass is_causal=True"
+    with pytest.raises(alpa_torch.ExportError, match=message):
+        alpa_torch.from_module(Masked(), (x,))
+    module = Masked(is_causal=True).eval()
+    fn, params, buffers = alpa_torch.from_module(module, (x,))
+    result, _ = fn(params, buffers, None, x.numpy())
+    np.testing.assert_allclose(result, module(x).detach().numpy(), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
