@@ -253,6 +253,14 @@ def embedding_bag(
     padding: int = -1,
 ) -> tuple[Any, Any, Any, Any]:
     """torchax ignores weights and padding, and needs to know the offsets."""
+    width = len(indices) // max(len(offsets), 1)
+    even = [width * n for n in range(len(offsets))]
+    is_even = isinstance(offsets, list) and offsets == even and len(indices) == width * len(even)
+    if is_even and width and not include_last_offset:
+        # Bags of one size: each is a row, so that bags can be in different micro-batches.
+        rows = embedding(weight, indices, padding, by_frequency)
+        return _even_bags(rows, indices != padding, len(offsets), mode, weights)
+    offsets = jnp.asarray(offsets)
     bags = len(offsets) - include_last_offset
     bag = jnp.searchsorted(offsets, jnp.arange(len(indices)), side="right") - 1
     rows = embedding(weight, indices, padding, by_frequency)
@@ -269,6 +277,24 @@ def embedding_bag(
         result = jnp.zeros((bags, rows.shape[1]), rows.dtype).at[bag].add(rows, mode="drop")
         if mode == _MEAN:
             result = result / jnp.maximum(sizes, 1)[:, None].astype(rows.dtype)
+    return result, bag, sizes, jnp.zeros((), jnp.int32)
+
+
+def _even_bags(rows: Any, counts: Any, bags: int, mode: int, weights: Any) -> tuple[Any, ...]:
+    """The results of `embedding_bag` for bags of equal numbers of rows, of which some count."""
+    width = len(rows) // bags
+    if weights is not None:
+        rows = rows * weights[:, None]
+    rows, counts = rows.reshape(bags, width, -1), counts.reshape(bags, width)
+    sizes = counts.sum(1, dtype=jnp.int32)
+    if mode == _MAX:
+        largest = jnp.where(counts[..., None], rows, -jnp.inf).max(1)
+        result = jnp.where(sizes[:, None] > 0, largest, 0)
+    else:
+        result = jnp.where(counts[..., None], rows, 0).sum(1)
+        if mode == _MEAN:
+            result = result / jnp.maximum(sizes, 1)[:, None].astype(rows.dtype)
+    bag = jnp.where(counts, jnp.arange(bags)[:, None], bags).reshape(-1)
     return result, bag, sizes, jnp.zeros((), jnp.int32)
 
 

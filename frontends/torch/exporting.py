@@ -38,6 +38,8 @@ _REMEDIES_IN = {
 }
 """What to do, by a function of PyTorch in which the error is raised."""
 
+_BAGS = {torch.ops.aten._embedding_bag, torch.ops.aten._embedding_bag_forward_only}
+_RANGE = torch.ops.aten.arange.start_step
 _VIEW = torch.ops.aten.view.default
 
 _INPUTS = {
@@ -73,6 +75,7 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
             problems = write_stops(exported)
             _reshape_views(exported.graph_module)
             exported = exported.run_decompositions(table)
+            _write_offsets(exported.graph)
     except (RuntimeError, TypeError) as error:  # The module's own errors pass.
         if isinstance(error, TypeError) and FakeTensor.__name__ not in str(error):
             raise
@@ -126,6 +129,15 @@ def _reshape_views(graph_module: fx.GraphModule) -> None:
                 if memory.change(node) is None:
                     node.target = torch.ops.aten.reshape.default
             module.recompile()
+
+
+def _write_offsets(graph: fx.Graph) -> None:
+    """Writes the offsets of bags of one size, which their lowering then knows, as numbers."""
+    for node in graph.nodes:
+        if getattr(node.target, "overloadpacket", None) in _BAGS:
+            offsets = node.args[2]
+            if offsets.target is _RANGE and all(isinstance(one, int) for one in offsets.args):
+                node.update_arg(2, [*range(*offsets.args)])
 
 
 def _refused(module: nn.Module, error: Exception) -> ExportError:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import alpa
 from alpa.runtime.comparison import compare
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
@@ -170,7 +171,8 @@ def test_bags_of_embeddings(mode: str, padding: int | None) -> None:
     offsets = torch.tensor([0, 3, 3, 4])  # the second bag is empty
     module = nn.EmbeddingBag(6, 3, mode=mode, padding_idx=padding)
     assert_like_pytorch(module, words, offsets)
-    assert_like_pytorch(nn.EmbeddingBag(6, 3, mode=mode, padding_idx=padding), words.view(4, 2))
+    for rows in (words.view(4, 2), torch.tensor([[2, 2], [0, 3]])):  # the first bag is empty
+        assert_like_pytorch(nn.EmbeddingBag(6, 3, mode=mode, padding_idx=padding), rows)
     assert_like_pytorch(
         nn.EmbeddingBag(6, 3, mode=mode, include_last_offset=True), words,
         torch.tensor([0, 3, 4, 8]),
@@ -199,6 +201,40 @@ def test_rows_after_the_last_offset_are_in_no_bag(mode: str, offsets: list[int])
     for found, right in pairs:
         [difference] = compare([found], [right.detach().numpy()])
         assert difference.ok, difference
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_one_size_in_micro_batches(mode: str) -> None:
+    torch.manual_seed(0)
+    module = nn.EmbeddingBag(6, 3, mode=mode, padding_idx=2)
+    words = torch.randint(0, 6, (8, 4))
+    fn, params, buffers = alpa_torch.from_module(module, (words,))
+
+    @alpa.parallelize(cluster="cpu:1x1", num_micro_batches=2, batch_argnums="words")
+    def step(params: Any, words: Any) -> Any:
+        def loss_of(params: Any) -> Any:
+            return (fn(params, buffers, None, words)[0] ** 2).mean()
+
+        grads = jax.grad(loss_of)(params)
+        return jax.tree.map(lambda w, g: w - g, params, grads)
+
+    (module(words) ** 2).mean().backward()
+    expected = (module.weight - module.weight.grad).detach().numpy()
+    [difference] = compare([step(params, words.numpy())["weight"]], [expected])
+    assert difference.ok, difference
+
+
+def test_offsets_of_one_step_that_leave_a_longer_bag() -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(6, 3)
+
+        def forward(self, words: Any) -> Any:
+            return self.bag(words, torch.arange(0, 8, 4))
+
+    torch.manual_seed(0)
+    assert_like_pytorch(Bags(), torch.tensor([0, 2, 3, 1, 2, 2, 4, 5, 1, 1]))
 
 
 def test_weights_of_a_bag() -> None:
