@@ -6,6 +6,7 @@ and hooks change gradients; `torch.export` drops both.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from alpa.torch.exporting import ExportError
-from alpa.torch.places import place_in
+from alpa.torch.places import Place, place_here
 
 
 def check_hooks(module: nn.Module) -> None:
@@ -46,16 +47,22 @@ def _has_hook(part: Any) -> bool:
 
 
 class _DroppedError(Exception):
-    """What forward does, and what to do instead."""
+    """What forward does, what to do instead, and the place."""
 
 
 class _NothingDropped(TorchFunctionMode):
-    """Raises _DroppedError at what torch.export drops without an error."""
+    """Raises _DroppedError at what torch.export drops without an error.
+
+    It drops `no_grad` inside autocast. This matters where a tensor that was computed there, from
+    one with a gradient, is used where gradients are recorded.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._no_grad_is_dropped = False
         self._outside = _autocasts()
+        self._results: dict[int, tuple[torch.Tensor, Place | None]] = {}
+        self._written: dict[int, tuple[torch.Tensor, Place | None]] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -63,21 +70,71 @@ class _NothingDropped(TorchFunctionMode):
         kwargs = kwargs or {}
         if func == cast(Any, torch.Tensor).data.__set__:
             raise _DroppedError(
-                "sets the .data of a tensor", "use copy_, for a buffer under torch.no_grad"
+                "sets the .data of a tensor",
+                "use copy_, for a buffer under torch.no_grad",
+                place_here(),
             )
         if func is cast(Any, torch)._C._set_grad_enabled:
-            self._no_grad_is_dropped = not args[0] and _autocasts() > self._outside
+            is_inside = torch.is_grad_enabled() and _autocasts() > self._outside
+            self._no_grad_is_dropped = not args[0] and (self._no_grad_is_dropped or is_inside)
         result = func(*args, **kwargs)
-        changed = func is torch.Tensor.__setitem__
-        results = pytree.tree_leaves(result)
-        if self._no_grad_is_dropped and (changed or any(map(torch.is_tensor, results))):
-            given = pytree.tree_leaves((args, kwargs))
-            if any(isinstance(one, torch.Tensor) and one.requires_grad for one in given):
+        if func not in _WITHOUT_GRADIENT:
+            given = _tensors((args, kwargs))
+            changed = given[:1] if func is torch.Tensor.__setitem__ else _tensors(result)
+            results = [one for one in changed if one.is_floating_point() or one.is_complex()]
+            if torch.is_grad_enabled() and results:
+                self.check(given)
+            elif self._no_grad_is_dropped:
+                self._remember(given, results)
+        return result
+
+    def check(self, used: Iterable[torch.Tensor]) -> None:
+        """Checks tensors from which a tensor with a gradient is computed.
+
+        Raises:
+            _DroppedError: one was computed where they are not, and would have one.
+        """
+        for one in used:
+            if (found := self._found(one)) is not None:
                 raise _DroppedError(
                     "computes with a gradient under no_grad inside autocast",
                     "use detach, or no_grad around autocast",
+                    found[1],
                 )
-        return result
+
+    def _found(self, one: torch.Tensor) -> tuple[torch.Tensor, Place | None] | None:
+        return self._results.get(id(one)) or self._written.get(_storage(one))
+
+    def _remember(self, given: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+        """Remembers what a function computes or writes under the `no_grad` that is dropped."""
+        if not any(one.requires_grad or self._found(one) is not None for one in given):
+            return
+        place = place_here()
+        for one in results:
+            # It is kept, so that no other tensor gets its number.
+            if any(one is other for other in given):
+                self._written[_storage(one)] = one, place
+            else:
+                self._results[id(one)] = one, place
+
+
+_WITHOUT_GRADIENT = {
+    torch.Tensor.detach,
+    *(
+        getattr(torch, f"{kind}_like")
+        for kind in ("empty", "full", "ones", "rand", "randn", "zeros")
+    ),
+    *(getattr(torch.Tensor, f"new_{kind}") for kind in ("empty", "full", "ones", "zeros")),
+}
+"""Functions whose results have no gradient."""
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return cast(Any, tensor.untyped_storage())._cdata
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [one for one in pytree.tree_leaves(tree) if isinstance(one, torch.Tensor)]
 
 
 def _autocasts() -> int:
@@ -100,14 +157,14 @@ def check_functions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         ExportError: one does.
     """
     try:
-        with torch.enable_grad(), _NothingDropped():
-            results = pytree.tree_leaves(module(*args, **kwargs))
+        with torch.enable_grad(), _NothingDropped() as dropped:
+            results = _tensors(module(*args, **kwargs))
+        dropped.check(results)
     except _DroppedError as error:
-        place = place_in(error.__traceback__)
+        what, remedy, place = error.args
         where = "" if place is None else f"{place}: "
-        what, remedy = error.args
         raise ExportError(f"{where}forward {what}, which torch.export drops; {remedy}") from None
-    found: list[Any] = [one.grad_fn for one in results if isinstance(one, torch.Tensor)]
+    found: list[Any] = [one.grad_fn for one in results]
     seen: set[Any] = {None}
     while found:
         node = found.pop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -46,6 +47,15 @@ def place_in(trace: TracebackType | None) -> Place | None:
             found = Place(file=code.co_filename, line=trace.tb_lineno, function=code.co_name)
         trace = trace.tb_next
     return found
+
+
+def place_here() -> Place | None:
+    """The innermost line around the caller outside of PyTorch and Alpa."""
+    for frame, line in traceback.walk_stack(None):
+        code = frame.f_code
+        if _is_user(code.co_filename):
+            return Place(file=code.co_filename, line=line, function=code.co_name)
+    return None
 
 
 def _is_user(file: str) -> bool:

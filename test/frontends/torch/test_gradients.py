@@ -160,6 +160,74 @@ def test_no_grad_within_any_autocast_is_refused(module: Any) -> None:
         alpa_torch.from_module(module, (torch.ones(4),))
 
 
+def labels(y: Any) -> Any:
+    return y.softmax(1).argmax(1)
+
+
+def largest(y: Any) -> Any:
+    return y.topk(2)[1]
+
+
+def positive(y: Any) -> Any:
+    return y > 0
+
+
+class Labelled(nn.Module):
+    """Counts, under autocast and no_grad, what a float with a gradient is compared with."""
+
+    def __init__(self, count: Any) -> None:
+        super().__init__()
+        self.linear, self.count = nn.Linear(4, 4), count
+        self.register_buffer("average", torch.zeros(4))
+
+    def forward(self, x: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.linear(x)
+            with torch.no_grad():
+                self.average.mul_(0.9).add_(y.mean(0), alpha=0.1)
+                scale = self.count(y)
+                ones = torch.ones_like(y)
+            y = y.float() * scale.float().mean() * ones[:, : y.detach().shape[1]]
+        return y.sum()
+
+
+@pytest.mark.parametrize("count", [labels, largest, positive], ids=lambda it: it.__name__)
+def test_integers_and_unused_floats_under_no_grad_within_autocast(count: Any) -> None:
+    torch.manual_seed(0)
+    module, x = Labelled(count), torch.randn(3, 4)
+    fn, params, buffers = alpa_torch.from_module(module, (x,))
+    grads, new = jax.grad(lambda p: fn(p, buffers, None, x.numpy()), has_aux=True)(params)
+    module(x).backward()
+    for found, right in [
+        (grads["linear.weight"], module.linear.weight.grad),
+        (new["average"], module.average),
+    ]:
+        np.testing.assert_allclose(found, right.numpy(), rtol=1e-2)
+
+
+class Returned(nn.Module):
+    def __init__(self, *, by_buffer: bool) -> None:
+        super().__init__()
+        self.linear, self.by_buffer = nn.Linear(4, 4), by_buffer
+        self.register_buffer("average", torch.zeros(4))
+
+    def forward(self, x: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.no_grad():
+                y = self.linear(x).float()
+                self.average.add_(y.mean(0))
+            if self.by_buffer:
+                return self.linear(x) * self.average
+        return y, self.linear(x)
+
+
+@pytest.mark.parametrize("by_buffer", [True, False])
+def test_a_later_use_of_what_no_grad_within_autocast_computes_is_refused(by_buffer: bool) -> None:
+    message = r"test_gradients.py:\d+: forward computes with a gradient under no_grad inside autoc"
+    with pytest.raises(alpa_torch.ExportError, match=message):
+        alpa_torch.from_module(Returned(by_buffer=by_buffer), (torch.ones(2, 4),))
+
+
 def test_autocast_around_the_export_does_not_count() -> None:
     module, x = Mixed("around"), torch.randn(3, 4)
     with torch.autocast("cpu", torch.bfloat16):
