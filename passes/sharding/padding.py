@@ -27,7 +27,12 @@ def divides(size: int, ways: int) -> bool:
 
 
 def is_even(shape: Sequence[int], sizes: Sequence[int], layout: Layout) -> bool:
-    """Whether a layout cuts a tensor of this shape into equal shards; it may be a partial sum's."""
+    """Whether a layout cuts a tensor of this shape into equal shards; it may be a partial sum's.
+
+    XLA replicates tensors without elements, and JAX then cannot read shards of them.
+    """
+    if 0 in shape:
+        return not any(layout)
     return all(
         divides(size, prod(sizes[a] for a in axes))
         for size, axes in zip(shape, layout, strict=False)

@@ -16,7 +16,7 @@ from math import prod
 
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.cost.reshard import Layout, enumerate_layouts
-from alpa.passes.sharding.padding import divides, may_cut, speedup
+from alpa.passes.sharding.padding import divides, is_even, may_cut, speedup
 
 
 @dataclass(frozen=True)
@@ -209,11 +209,7 @@ def tensor_layouts(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Layo
     return tuple(
         layout
         for layout in enumerate_layouts(len(sizes), len(shape))
-        if all(sizes[a] > 1 for axes in layout for a in axes)
-        and all(
-            divides(size, prod(sizes[a] for a in axes))
-            for size, axes in zip(shape, layout, strict=True)
-        )
+        if all(sizes[a] > 1 for axes in layout for a in axes) and is_even(shape, sizes, layout)
     )
 
 

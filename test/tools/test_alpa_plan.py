@@ -583,6 +583,27 @@ def test_plan_of_a_file_is_compared_with_plain_jax(
     assert "the plan cannot be compared: no dimension has size 17" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("intra", ["auto", "data-parallel", "zero3"])
+def test_tensors_without_elements_have_no_shards(
+    intra: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """XLA replicates them, so JAX cannot read shards of them."""
+    file = tmp_path / "empty.mlir"
+    file.write_text("""
+        func.func @main(%x: tensor<0x64xf32>, %w: tensor<64x64xf32>, %y: tensor<8x64xf32>)
+            -> (tensor<0x64xf32>, tensor<8x64xf32>, tensor<0x64xf32>) {
+          %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+               : (tensor<0x64xf32>, tensor<64x64xf32>) -> tensor<0x64xf32>
+          %1 = stablehlo.dot_general %y, %w, contracting_dims = [1] x [0]
+               : (tensor<8x64xf32>, tensor<64x64xf32>) -> tensor<8x64xf32>
+          %2 = stablehlo.exponential %x : tensor<0x64xf32>
+          return %0, %1, %2 : tensor<0x64xf32>, tensor<8x64xf32>, tensor<0x64xf32>
+        }""")
+    command = [str(file), "--cluster", "cpu:1x4", "--intra", intra, "--compare-with-jax"]
+    assert main(command) == 0
+    assert "\n3 of 3 results are equal to XLA on one device" in capsys.readouterr().out
+
+
 def test_plan_that_computes_something_else_has_exit_status_1(
     named: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from alpa.dialects.sharding import ShardingRule
 from alpa.passes.cost.reshard import Layout
+from alpa.passes.sharding.padding import is_even
 from alpa.passes.sharding.strategies import (
     Strategy,
     enumerate_strategies,
@@ -226,6 +227,12 @@ def test_tensor_layouts_are_those_that_divide(shape, sizes):
     for layout in layouts:
         held = blocks(layout, tuple(shape), sizes)[0]
         assert local_elements(shape, sizes, layout) == prod(len(part) for part in held)
+
+
+def test_tensors_without_elements_are_replicated():
+    assert tensor_layouts((0, 4), (2, 2)) == (((), ()),)
+    assert not is_even((0, 4), (2, 2), ((), (0,)))
+    assert not is_even((4, 0), (2, 2), ((), (), (0,)))  # a partial sum
 
 
 def is_shard_of(fine: Layout, coarse: Layout) -> bool:
