@@ -87,8 +87,8 @@ from alpa.dialects.mpmd_types import MeshTensor
 from alpa.dialects.plan import Plan
 from alpa.passes.analysis.tokens.causal import Causal, causal
 from alpa.passes.base import Pass, PassError, Remark, errors_at, option
+from alpa.passes.cost.device import seconds_text
 from alpa.passes.plan.attribute import plan_and_any_cluster
-from alpa.passes.plan.text import seconds_text
 from alpa.passes.schedules.planned import label
 from alpa.passes.tokens.estimate import best_slices, spans
 from alpa.passes.tokens.stages import SlicedStages

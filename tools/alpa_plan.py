@@ -39,12 +39,11 @@ from alpa import passes
 from alpa.dialects import ir
 from alpa.passes.analysis.roles_file import RolesError, RolesFile
 from alpa.passes.cost.cluster import Cluster, ClusterError, parse_cluster
-from alpa.passes.cost.device import size_text
+from alpa.passes.cost.device import seconds_text, size_text
 from alpa.passes.import_hlo import without_tuples
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.pipelines.diagnostics import Diagnostic, place_of
 from alpa.passes.plan.table import plan_table
-from alpa.passes.plan.text import seconds_text
 from alpa.runtime.choices import ChoiceError
 from alpa.runtime.compile_options import compile_options
 from alpa.runtime.micro_batches import Attempt, best_number, divisors, indivisible

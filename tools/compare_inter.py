@@ -29,9 +29,8 @@ from alpa.dialects import ir, main_function
 from alpa.dialects.plan import Schedule, read_meshes
 from alpa.passes.base import NoRoomError
 from alpa.passes.cost.cluster import Cluster, ClusterError
-from alpa.passes.cost.device import size_text
+from alpa.passes.cost.device import seconds_text, size_text
 from alpa.passes.pipelines.clock import Clock
-from alpa.passes.plan.text import seconds_text
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.solve.stages.placement import submeshes
 from alpa.runtime.planning import PlanningError, Settings, plan

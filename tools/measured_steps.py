@@ -40,8 +40,7 @@ from statistics import median
 
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.cluster_text import cluster_text
-from alpa.passes.cost.device import ClusterError, Transfer
-from alpa.passes.plan.text import seconds_text
+from alpa.passes.cost.device import ClusterError, Transfer, seconds_text
 from alpa.runtime.planning import PlanningError
 from alpa.tools import zoo
 from alpa.tools.arguments import count

@@ -26,8 +26,7 @@ from typing import Any, get_args
 
 from alpa.dialects.plan import AccumulateDtype, Schedule
 from alpa.passes.alpa import STEPS
-from alpa.passes.cost.device import size_text
-from alpa.passes.plan.text import seconds_text
+from alpa.passes.cost.device import seconds_text, size_text
 from alpa.tools.arguments import count
 from alpa.tools.interrupts import until_interrupted
 from alpa.tools.output import markdown_header, markdown_row, until_the_reader_goes

@@ -12,9 +12,9 @@ import numpy as np
 from jaxlib import version
 
 from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.device import seconds_text
 from alpa.passes.pipelines.clock import Clock
 from alpa.passes.plan.step_time import seconds_in_turns, with_call
-from alpa.passes.plan.text import seconds_text
 from alpa.runtime.executable import Executable
 from alpa.runtime.loading import load
 from alpa.runtime.planning import run_pass

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from alpa.passes.cost.cluster import Cluster
-from alpa.passes.cost.device import size_text
-from alpa.passes.plan.text import seconds_text
+from alpa.passes.cost.device import seconds_text, size_text
 from alpa.tools.alpa_plan_arguments import VERIFY_CACHE
 from alpa.tools.arguments import count
 from alpa.tools.interrupts import until_interrupted

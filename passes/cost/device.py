@@ -315,6 +315,14 @@ def size_text(num_bytes: float) -> str:
     return f"{num_bytes:.3g} TiB"
 
 
+def seconds_text(seconds: float) -> str:
+    """Seconds as people read them: 2.4 ms."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= 0.9995 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us" if seconds else "0"
+
+
 def size_problem(hosts: int, devices_per_host: int) -> str | None:
     """What is wrong with the size of a cluster, in words; None if nothing is."""
     devices = hosts * devices_per_host

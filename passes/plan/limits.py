@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from alpa.passes.cost.device import size_text
+from alpa.passes.cost.device import seconds_text, size_text
 from alpa.passes.plan.report import PlanReport, StageReport
 from alpa.passes.plan.row_names import noun_of, num_stages, pipeline_text
-from alpa.passes.plan.text import percent, seconds_text
+from alpa.passes.plan.text import percent
 from alpa.passes.schedules.measure import Costs, measure
 from alpa.passes.schedules.planned import lists_of, splits_backward
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from alpa.dialects import ir
 from alpa.dialects.attributes import INDEPENDENT
 from alpa.dialects.mpmd_types import Origin
-from alpa.passes.cost.device import size_text
+from alpa.passes.cost.device import seconds_text, size_text
 from alpa.passes.pipelines.diagnostics import printable
 from alpa.passes.plan.attribute import cluster_here
 from alpa.passes.plan.data import Program
@@ -24,7 +24,7 @@ from alpa.passes.plan.limits import limits
 from alpa.passes.plan.reader import origin_name, read_planned
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.plan.row_names import pipeline_text, row_name
-from alpa.passes.plan.text import aligned, count_text, percent, ranges_text, seconds_text
+from alpa.passes.plan.text import aligned, count_text, percent, ranges_text
 from alpa.passes.plan.transfer_report import TransferReport
 from alpa.passes.solve.sharding.problem import OPTIMAL
 

@@ -46,11 +46,3 @@ def percent(share: float) -> str:
     if 0 < share < 5e-4:
         return "<0.1%"
     return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
-
-
-def seconds_text(seconds: float) -> str:
-    """Seconds as people read them: 2.4 ms."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= 0.9995 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us" if seconds else "0"

@@ -29,7 +29,7 @@ from alpa.passes.analysis import op_cost
 from alpa.passes.analysis.graph import element_bytes, has_effects, type_bytes
 from alpa.passes.analysis.op_kinds import CONTRACTIONS
 from alpa.passes.base import PassError
-from alpa.passes.cost.device import Share, size_text
+from alpa.passes.cost.device import Share, seconds_text, size_text
 from alpa.passes.sharding import sums
 from alpa.passes.sharding.convolutions import sound_strategies
 from alpa.passes.sharding.copies import charge_storage
@@ -332,9 +332,9 @@ class OpPoser:
         if num_bytes > 0 and devices > 1:
             message = (
                 f"{name} has no sharding rule: each of {devices} devices runs it whole, about "
-                f"{1e6 * weight * seconds:.3g} us per step instead of "
-                f"{1e6 * weight * seconds / devices:.3g}, on {size_text(num_bytes)} of operands "
-                f"and results{remedy}"
+                f"{seconds_text(weight * seconds)} per step instead of "
+                f"{seconds_text(weight * seconds / devices)}, on {size_text(num_bytes)} of "
+                f"operands and results{remedy}"
             )
             self.graph.remarks.append((view.location, message))
         self.graph.charge((SCALAR,), np.array([weight * seconds]))

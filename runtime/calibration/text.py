@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.cluster_text import cluster_text, table_text
-from alpa.passes.cost.device import Machine, size_text
-from alpa.passes.plan.text import aligned, seconds_text
+from alpa.passes.cost.device import Machine, seconds_text, size_text
+from alpa.passes.plan.text import aligned
 from alpa.runtime.calibration.fit import Fit, predicted
 from alpa.runtime.calibration.measure import Sample
 

@@ -10,8 +10,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from alpa.passes.cost.device import size_text
-from alpa.passes.plan.text import aligned, percent, ranges_text, seconds_text
+from alpa.passes.cost.device import seconds_text, size_text
+from alpa.passes.plan.text import aligned, percent, ranges_text
 from alpa.passes.text_files import read_text
 
 Numbers = Mapping[str, Any]

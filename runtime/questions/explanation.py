@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from alpa.passes.cost.device import size_text
-from alpa.passes.plan.text import aligned, percent, seconds_text
+from alpa.passes.cost.device import seconds_text, size_text
+from alpa.passes.plan.text import aligned, percent
 
 
 class QuestionError(ValueError):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from alpa.passes.plan.text import percent, seconds_text
+from alpa.passes.cost.device import seconds_text
+from alpa.passes.plan.text import percent
 from alpa.passes.tried import Tried, TriedPlan
 from alpa.runtime.report.content import Content
 from alpa.runtime.report.markup import Cell, Html, details, element, number, table

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alpa.passes.cost.device import size_text
+from alpa.passes.cost.device import seconds_text, size_text
 from alpa.passes.plan.communication import Communication
-from alpa.passes.plan.text import percent, seconds_text
+from alpa.passes.plan.text import percent
 from alpa.runtime.report.content import Content
 from alpa.runtime.report.markup import Cell, Html, breakable, element, section, source, table
 

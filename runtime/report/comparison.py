@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from alpa.passes.plan.text import seconds_text
+from alpa.passes.cost.device import seconds_text
 from alpa.runtime.questions.compare import (
     NOTE,
     PARTS,

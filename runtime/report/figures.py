@@ -22,7 +22,7 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
-from alpa.passes.plan.text import seconds_text
+from alpa.passes.cost.device import seconds_text
 from alpa.runtime.report.markup import Html, element
 
 GREY = "#a7b0ba"

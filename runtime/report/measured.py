@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from alpa.passes.plan.text import count_text, seconds_text
+from alpa.passes.cost.device import seconds_text
+from alpa.passes.plan.text import count_text
 from alpa.passes.plan.timeline import StepSpan
 from alpa.runtime.report.content import Content
 from alpa.runtime.report.figures import drawn, in_unit

@@ -10,10 +10,10 @@ import numpy as np
 from bokeh.models import ColumnDataSource, HoverTool, Span
 from bokeh.plotting import figure
 
-from alpa.passes.cost.device import size_text
+from alpa.passes.cost.device import seconds_text, size_text
 from alpa.passes.plan.attribute import cluster_here
 from alpa.passes.plan.memory_over_time import KINDS, Kind, MeshMemory
-from alpa.passes.plan.text import count_text, percent, seconds_text
+from alpa.passes.plan.text import count_text, percent
 from alpa.runtime.report.content import Content
 from alpa.runtime.report.figures import Unit, count_bytes, drawn, new_figure
 from alpa.runtime.report.markup import Cell, Html, details, element, number, section, table

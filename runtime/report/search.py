@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from alpa.passes.plan.text import percent, seconds_text
+from alpa.passes.cost.device import seconds_text
+from alpa.passes.plan.text import percent
 from alpa.runtime.micro_batches import Attempt
 from alpa.runtime.report.candidates import candidates
 from alpa.runtime.report.content import Content

@@ -7,12 +7,12 @@ from math import ceil
 
 from bokeh.models import ColumnDataSource, HoverTool
 
-from alpa.passes.cost.device import size_text
+from alpa.passes.cost.device import seconds_text, size_text
 from alpa.passes.plan.attribute import cluster_here
 from alpa.passes.plan.report import PlanReport
 from alpa.passes.plan.row_names import row_name
 from alpa.passes.plan.table import layers_text
-from alpa.passes.plan.text import ranges_text, seconds_text
+from alpa.passes.plan.text import ranges_text
 from alpa.runtime.report.content import Content
 from alpa.runtime.report.figures import GREY, STAGES, drawn, new_figure, without_lines
 from alpa.runtime.report.markup import Cell, Html, element, number, section, table

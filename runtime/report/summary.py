@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from alpa.passes.cost.device import size_text
+from alpa.passes.cost.device import seconds_text, size_text
 from alpa.passes.plan.limits import limits
 from alpa.passes.plan.row_names import noun_of, pipeline_text
-from alpa.passes.plan.text import count_text, percent, seconds_text
+from alpa.passes.plan.text import count_text, percent
 from alpa.passes.plan.timeline import Timeline
 from alpa.runtime.report.content import Content
 from alpa.runtime.report.markup import Cell, Html, element, number, section

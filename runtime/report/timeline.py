@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alpa.passes.plan.text import seconds_text
+from alpa.passes.cost.device import seconds_text
 from alpa.runtime.report.content import Content
 from alpa.runtime.report.figures import drawn
 from alpa.runtime.report.markup import Html, element, number, section

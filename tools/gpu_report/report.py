@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from alpa.passes.cost.device import size_text
-from alpa.passes.plan.text import seconds_text
+from alpa.passes.cost.device import seconds_text, size_text
 from alpa.tools.gpu_report.machine import Machine
 from alpa.tools.gpu_report.meshes import MeshesReport
 from alpa.tools.gpu_report.steps import StepTimes

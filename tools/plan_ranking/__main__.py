@@ -21,7 +21,7 @@ from pathlib import Path
 import jax
 
 from alpa.passes.cost.cluster import Cluster, ClusterError
-from alpa.passes.plan.text import seconds_text
+from alpa.passes.cost.device import seconds_text
 from alpa.runtime.ahead_of_time.compilation import CompilationError
 from alpa.runtime.hlo_text import HloError
 from alpa.runtime.loading import LoadError
