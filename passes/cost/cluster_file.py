@@ -92,7 +92,7 @@ _TYPES = (
     "ui64",
 )
 """Element types, as MLIR writes them; `f8` stands for all of 8 bits."""
-_LEAST_USABLE = 2**20
+LEAST_MEMORY = 2**20
 """Bytes. A smaller number is no memory of a device, but meant as a share or in another unit."""
 T = TypeVar("T")
 
@@ -447,7 +447,7 @@ class _Reader:
         if isinstance(value, float) or value == 1:
             return int(memory * self._fraction(key))
         usable = self._memory(key)
-        if usable < _LEAST_USABLE:
+        if usable < LEAST_MEMORY:
             raise self._error(
                 key,
                 f"usable_memory is {value!r}, which is {usable:,} bytes; give a share of the "
@@ -460,7 +460,14 @@ class _Reader:
     def _memory(self, key: Key) -> int:
         value = self._value(key)
         if not isinstance(value, str):
-            return self._count(key)
+            count = self._count(key)
+            if key[-1] == "memory" and count < LEAST_MEMORY:
+                raise self._error(
+                    key,
+                    f"memory is {count} bytes, less than a device has; give the unit, such as "
+                    f'"16GiB", or at least {LEAST_MEMORY} bytes',
+                )
+            return count
         try:
             return size_of(value)
         except ValueError as error:

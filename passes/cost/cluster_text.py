@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from alpa.passes.cost.cluster import Cluster
+from alpa.passes.cost.cluster_file import LEAST_MEMORY
 from alpa.passes.cost.device import Cost, Curve, Device, Link, Points
 
 Figure = Callable[[float], str]
@@ -40,10 +41,12 @@ def table_text(figures: Mapping[str, float], figure: Figure) -> str:
 
 
 def _device(device: Device, figure: Figure) -> list[str]:
+    # A number that small would need its unit.
+    memory = device.memory if device.memory >= LEAST_MEMORY else f'"{device.memory}B"'
     lines = [
         "[device]",
         f"name = {json.dumps(device.name, ensure_ascii=False)}",
-        f"memory = {device.memory}",
+        f"memory = {memory}",
         f"peak_flops = {table_text(device.peak_flops, figure)}",
         f"memory_bandwidth = {figure(device.memory_bandwidth)}",
         f"launch = {figure(device.launch)}",

@@ -314,7 +314,7 @@ def test_matrix_products_grow_more_efficient():
         ('"64KiB"', 2**16),
         ('"3KB"', 3000),
         ('"7MB"', 7 * 10**6),
-        ("1024", 1024),
+        ("1048576", 2**20),
     ],
 )
 def test_memory_units(parse, size, expected):
@@ -366,6 +366,7 @@ def test_roofline():
         ),
         ("latency = 5e-6", "latency = -1", r":10: latency must not be negative"),
         ("latency = 5e-6", "latency = 'low'", r":10: latency must be a number, not 'low'"),
+        ('"16GiB"', "16", r":5: memory is 16 bytes, less than .* give the unit, such as \"16GiB\""),
         ('"16GiB"', '"16 gigs"', r":5: memory must be a size such as 16GiB, not '16 gigs'"),
         ('"16GiB"', '"0GiB"', r":5: memory must be a size"),
         ('name = "V100-SXM2-16GB"', "name = 100", r":4: name must be a string, not 100"),

@@ -141,6 +141,7 @@ def test_both_accept(text: str, tmp_path: Path) -> None:
         ("hosts = 2\n", ""),
         ('name = "mine"', "name = 1"),
         ('"16GiB"', '"16 gigs"'),
+        ('"16GiB"', "16"),
         ('"16GiB"', '"0GiB"'),
         ('"16GiB"', '"0.0 GiB"'),
         ("usable_memory = 0.9", "usable_memory = 1.1"),

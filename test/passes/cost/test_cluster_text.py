@@ -52,6 +52,11 @@ def test_presets(name: str, tmp_path: Path) -> None:
     check_same(read_back(cluster, tmp_path), cluster)
 
 
+def test_a_small_memory(tmp_path: Path) -> None:
+    cluster = Cluster.parse("cpu:2x2,memory=500KiB")
+    check_same(read_back(cluster, tmp_path), cluster)
+
+
 def test_everything_that_a_file_may_say(tmp_path: Path) -> None:
     known = Cluster.parse("h100:2x8")
     efficiency = Efficiency(
