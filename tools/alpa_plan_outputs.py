@@ -14,7 +14,7 @@ from alpa.passes.pipelines.clock import Clock
 from alpa.runtime.compile_cache import UnsafeCacheError
 from alpa.runtime.hlo_text import HloError
 from alpa.runtime.planning import Planned
-from alpa.tools.exporting import ExportFormat, write_modules
+from alpa.tools.exporting import ExportFormat, remove_former, write_modules
 
 # Planning a file needs no jax, which takes a second to import.
 if TYPE_CHECKING:
@@ -119,9 +119,11 @@ def write_outputs(
     try:
         if options.export is not None:
             with clock.phase("export-stages"):
-                write_modules(planned.module, options.export, export_form(options))
-        if exports_executables(options):
-            executables = _export_executables(options, planned, clock)
+                written = write_modules(planned.module, options.export, export_form(options))
+            if exports_executables(options):
+                executables = _export_executables(options, planned, clock)
+            compiled = () if executables is None else executables.files
+            remove_former(options.export, {*written, *compiled})
     except OSError as error:
         where = error.filename or options.export
         raise CommandError(f"cannot write {where}: {error.strerror}") from error

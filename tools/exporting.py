@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,6 +13,9 @@ from alpa.dialects import ir, separate, write_portable
 from alpa.dialects.checks import CheckError
 from alpa.passes.pipelines.diagnostics import Diagnostic, listening, place_of
 from alpa.runtime.planning import PlanningError
+
+_MODULE = re.compile(r"mesh_\d+\.[\w.-]+\.mlir(\.bc)?")
+_EXECUTABLE = re.compile(r"[0-9a-f]{64}\.xla")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +50,10 @@ class ExportFormat:
         return f"{module.operation.get_asm()}\n".encode()
 
 
-def write_modules(module: ir.Module, folder: Path, form: ExportFormat) -> None:
+def write_modules(module: ir.Module, folder: Path, form: ExportFormat) -> list[Path]:
     """Exports a planned module in place, and writes each module to a file of its name.
+
+    Returns the files.
 
     Raises:
         OSError: the folder cannot be written.
@@ -68,6 +73,23 @@ def write_modules(module: ir.Module, folder: Path, form: ExportFormat) -> None:
             raise PlanningError((problem,)) from error
     for name, data in files.items():
         (folder / name).write_bytes(data)
+    return [folder / name for name in files]
+
+
+def remove_former(folder: Path, kept: Collection[Path]) -> None:
+    """Removes the modules and executables of an earlier export from its folder.
+
+    Args:
+        folder: of `--export`. Files with names that no export gives stay.
+        kept: the files of this export.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    for path in [*folder.iterdir(), *folder.glob("executables/*")]:
+        name = _EXECUTABLE if path.parent != folder else _MODULE
+        if name.fullmatch(path.name) and path not in kept and path.is_file():
+            path.unlink()
 
 
 def _files(module: ir.Module, form: ExportFormat) -> Iterator[tuple[str, bytes]]:

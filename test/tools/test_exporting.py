@@ -70,6 +70,22 @@ def run_by_iree(data: bytes, arguments: Sequence[np.ndarray]) -> list[np.ndarray
     return [np.asarray(result) for result in (results if isinstance(results, tuple) else [results])]
 
 
+def test_files_of_an_earlier_plan_are_removed_and_others_stay(step: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "stages"
+    former = export(step, folder)
+    own = [folder / name for name in ("notes.mlir", "mesh.txt")]
+    for path in own:
+        path.write_text("mine")
+    (folder / "executables").mkdir()
+    executable = folder / "executables" / f"{'0' * 64}.xla"
+    executable.write_text("of the earlier plan")
+    found = export(step, folder, "--export-format", "vhlo")
+    modules = [path for path in found if path.name.startswith("mesh_")]
+    assert {path.name for path in modules} == {f"{path.name}.bc" for path in former}
+    assert {*found} - {*modules} == {*own, executable.parent}
+    assert not executable.exists()
+
+
 @pytest.mark.parametrize("form", ["vhlo:1.0.0", pytest.param("stablehlo", marks=pytest.mark.slow)])
 def test_iree_runs_every_stage_as_xla_does(
     form: str, step: Path, for_xla: list[Path], tmp_path: Path
