@@ -106,15 +106,26 @@ def _given_pairs(
     pairs = state_pairs(arguments, results)
     donated: dict[int, int] = {}
     for r, result in enumerate(results):
-        if result.state is not None and r not in pairs:
+        if result.state is None:
+            continue
+        if r not in pairs:
             raise PassError(
                 function,
                 f"result {r} is the new value of argument {result.state[0]}, but @main has "
                 f"{len(arguments)} arguments",
             )
+        role = arguments[pairs[r]].role
+        if role in ("batch", "constant"):
+            raise PassError(
+                function,
+                f"result {r} is the new value of argument {result.state[0]}, whose role is {role}; "
+                "give the argument the role state, or the result another role",
+            )
     for a, argument in enumerate(arguments):
         r = argument.aliasing_output
-        if r is not None and results[r].role is None:
+        # A batch or a constant may be donated for its memory alone.
+        is_state = argument.role not in ("batch", "constant")
+        if r is not None and results[r].role is None and is_state:
             donated[r] = a
     free = [r for r in range(len(results)) if results[r].role is None]
     return _by_data_flow(flow, donated, free) | pairs

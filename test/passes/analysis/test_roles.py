@@ -15,6 +15,7 @@ import alpa.passes
 from alpa.dialects import body, main_function, parse
 from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.roles import Roles, infer_roles
+from alpa.passes.base import PassError
 
 OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "sgd": lambda: optax.sgd(0.1),
@@ -146,3 +147,38 @@ def test_a_composite_hides_no_name() -> None:
     module = parse(text)
     function = main_function(module)
     assert infer_roles(function, Graph.of(body(function))).state_pairs() == {}
+
+
+BATCH_IN_PLACE = """
+func.func public @main(
+    %w: tensor<4x4xf32>, %x: tensor<8x4xf32> {{tf.aliasing_output = 1 : i32, alpa.role = "{role}"}})
+    -> (tensor<4x4xf32> {{alpa.result = "state:0"}}, tensor<8x4xf32>{result}) {{
+  %y = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+       : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+  %g = stablehlo.dot_general %x, %y, contracting_dims = [0] x [0]
+       : (tensor<8x4xf32>, tensor<8x4xf32>) -> tensor<4x4xf32>
+  %new = stablehlo.subtract %w, %g : tensor<4x4xf32>
+  return %new, %y : tensor<4x4xf32>, tensor<8x4xf32>
+}}
+"""
+
+
+def roles_in(text: str) -> Roles:
+    function = main_function(parse(text))
+    return infer_roles(function, Graph.of(body(function)))
+
+
+@pytest.mark.parametrize("role", ["batch", "constant", "state"])
+def test_donation_alone_makes_no_state_of_an_argument_with_another_role(role: str) -> None:
+    roles = roles_in(BATCH_IN_PLACE.format(role=role, result=""))
+    assert roles.state_pairs() == ({0: 0, 1: 1} if role == "state" else {0: 0})
+    assert roles.arguments[1].role == role
+    assert (roles.results[1].state is None) == (role != "state")
+
+
+@pytest.mark.parametrize("role", ["batch", "constant"])
+def test_a_new_value_of_what_is_no_state_is_refused(role: str) -> None:
+    text = BATCH_IN_PLACE.format(role=role, result=' {alpa.result = "state:1"}')
+    message = rf"result 1 is the new value of argument 1, whose role is {role}; give .* state"
+    with pytest.raises(PassError, match=message):
+        roles_in(text)
