@@ -66,6 +66,8 @@ class Leaf:
     argument: str
     path: Path
     value: Any
+    remedy: str = "pass it as a static argument (static_argnums), or keep it out of the tree"
+    """what to do if it is no array"""
 
     @property
     def label(self) -> str:
@@ -90,7 +92,7 @@ class Leaf:
                 return None
             raise TypeError(
                 f"{self.label} is {_shown(value)}, a {type(value).__name__}, not an array; "
-                "pass it as a static argument (static_argnums), or keep it out of the tree"
+                f"{self.remedy}"
             ) from error
         return LeafType(shape=aval.shape, dtype=aval.dtype, weak=aval.weak_type)
 

@@ -244,7 +244,11 @@ def _leaves(state: Any) -> dict[str, StateLeaf]:
         RuntimeError: a random key was deleted.
     """
     found, _ = jax.tree_util.tree_flatten_with_path(state)
-    leaves = [Leaf(argument="state", path=("state", *path), value=leaf) for path, leaf in found]
+    remedy = "keep it out of the state, and write it to a file of its own"
+    leaves = [
+        Leaf(argument="state", path=("state", *path), value=leaf, remedy=remedy)
+        for path, leaf in found
+    ]
     arrays = [leaf for leaf in leaves if leaf.type is not None]
     if not arrays:
         raise CheckpointError("the state has no arrays; there is nothing to save")
@@ -254,8 +258,8 @@ def _leaves(state: Any) -> dict[str, StateLeaf]:
 
 def _all_steps(root: Path) -> list[int]:
     """The steps of the complete checkpoints, in order."""
-    names = (it.name for it in root.iterdir()) if root.is_dir() else ()
-    return sorted(int(name) for name in names if re.fullmatch(r"0|[1-9][0-9]*", name))
+    folders = [it for it in root.iterdir() if it.is_dir()] if root.is_dir() else []
+    return sorted(int(it.name) for it in folders if re.fullmatch(r"0|[1-9][0-9]*", it.name))
 
 
 def _delete_others(saved: Path, keep: int | None) -> None:

@@ -252,6 +252,19 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
         alpa.restore(tmp_path, new)
 
 
+def test_a_file_whose_name_is_a_number_is_no_checkpoint(tmp_path: Path) -> None:
+    alpa.save(tmp_path, 2, new())
+    (tmp_path / "9").write_text("mine")
+    assert alpa.latest_step(tmp_path) == 2
+    alpa.restore(tmp_path, new)
+
+
+def test_what_is_no_array_is_not_saved(tmp_path: Path) -> None:
+    message = r"state\['a'\] is 's', a str, not an array; keep it out of the state"
+    with pytest.raises(TypeError, match=message):
+        alpa.save(tmp_path, 1, {"a": "s"})
+
+
 def test_steps_are_kept_and_never_overwritten(tmp_path: Path) -> None:
     root = tmp_path / "new" / ".." / "a folder"
     assert alpa.latest_step(root) is None
