@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 from alpa.dialects.bindings import attributes_of, ir, make_context, stablehlo, walk
+from alpa.dialects.hlo_aliases import ALIASES, Alias
 from alpa.dialects.hlo_text import UNARY
 from alpa.dialects.reading import is_hlo_text, parse
 
@@ -21,7 +23,6 @@ _ELIDED = "alpa.elided"
 _ELIDED_TEXT = re.compile(r"\bconstant\(\{\.\.\.\}\)")
 _PLACE = re.compile(r"was parsing (\d+):(\d+): error: ([^\n]+)")
 _SMALLEST = re.compile(r"\btopk\([^\n]*\blargest=false")
-_ALIASES = "mhlo.input_output_alias"
 _UNREADABLE = ("kFusion", "kAsyncStart", "kCopyStart")
 """Ops whose form in MHLO the bindings, which lack that dialect, cannot read."""
 _FIRST_FIELD = b"\x0a"
@@ -131,26 +132,22 @@ def _without_counterpart(module: Any, opcodes: Sequence[str], data: bytes) -> Hl
 def _count_flat(module: ir.Module, shape: Any) -> None:
     """Numbers the parameters and results in `mhlo.input_output_alias` without tuples."""
     attributes = module.operation.attributes
-    if _ALIASES not in attributes:
+    if ALIASES not in attributes:
         return
-    parameters = [
+    parameters: list[tuple[int, ...]] = [
         (n, *path) for n, it in enumerate(shape.parameter_shapes()) for path in _leaves(it)
     ]
     results = list(_leaves(shape.result_shape()))
     flat = list[ir.Attribute]()
-    for alias in ir.ArrayAttr(attributes[_ALIASES]):
-        entry = ir.DictAttr(alias)
-        source = ir.DictAttr(entry["alias"])
-        number = ir.IntegerAttr(source["parameter_number"]).value
-        a = parameters.index((number, *_path(source["parameter_index"])))
-        r = results.index(_path(entry["output_index"]))
-        index = f"array<i64: {r}>" if len(results) > 1 else "array<i64>"
-        text = (
-            f"{{alias = {{kind = {source['kind']}, parameter_index = array<i64>, "
-            f"parameter_number = {a} : i64}}, output_index = {index}}}"
+    for alias in Alias.read(attributes[ALIASES]):
+        r = results.index(alias.result)
+        one = replace(
+            alias,
+            argument=(parameters.index(alias.argument),),
+            result=(r,) if len(results) > 1 else (),
         )
-        flat.append(ir.Attribute.parse(text, module.context))
-    attributes[_ALIASES] = ir.ArrayAttr.get(flat, module.context)
+        flat.append(one.to_attr(module.context))
+    attributes[ALIASES] = ir.ArrayAttr.get(flat, module.context)
 
 
 def _leaves(shape: Any) -> Iterator[tuple[int, ...]]:
@@ -161,10 +158,6 @@ def _leaves(shape: Any) -> Iterator[tuple[int, ...]]:
     for number, part in enumerate(shape.tuple_shapes()):
         for path in _leaves(part):
             yield (number, *path)
-
-
-def _path(attribute: ir.Attribute) -> tuple[int, ...]:
-    return tuple(cast("Sequence[int]", ir.DenseI64ArrayAttr(attribute)))
 
 
 def _from_text(hlo: Any, data: bytes) -> Any:

@@ -1,16 +1,14 @@
-"""Donation as XLA's modules write it: one attribute of the module, `mhlo.input_output_alias`."""
+"""Donation of XLA's modules, as `mhlo.input_output_alias`, becomes that of JAX's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Sequence
 
 from alpa.dialects import func, ir
 from alpa.dialects.attributes import ALIASING_OUTPUT, BUFFER_DONOR, signature_attrs
+from alpa.dialects.hlo_aliases import ALIASES, Alias
 from alpa.passes.base import PassError
 from alpa.passes.imports.tuples import elements, starts
-
-ALIASES = "mhlo.input_output_alias"
 
 
 def take_aliases(module: ir.Module, main: func.FuncOp) -> dict[int, int]:
@@ -33,7 +31,7 @@ def take_aliases(module: ir.Module, main: func.FuncOp) -> dict[int, int]:
     flat_inputs = [part for it in inputs for part in elements(it)]
     flat_results = [part for it in results for part in elements(it)]
     try:
-        pairs = [*_pairs(attribute)]
+        pairs = [*Alias.read(attribute)]
     except (KeyError, TypeError, ValueError) as error:
         raise PassError(
             module.operation,
@@ -41,10 +39,10 @@ def take_aliases(module: ir.Module, main: func.FuncOp) -> dict[int, int]:
             "parameter_index = array<i64>}, output_index = array<i64>}",
         ) from error
     found: dict[int, int] = {}
-    for source, output in pairs:
+    for alias in pairs:
         # Several results are the elements of one tuple, and one result has no number.
-        output = output if len(results) > 1 else [0, *output]
-        a = _place(main, inputs, source, "argument")
+        output = alias.result if len(results) > 1 else (0, *alias.result)
+        a = _place(main, inputs, alias.argument, "argument")
         r = _place(main, results, output, "result")
         if a in found or r in found.values():
             raise PassError(
@@ -72,19 +70,6 @@ def write_aliases(main: func.FuncOp, aliases: dict[int, int]) -> None:
             for a, given in enumerate(said)
         ]
     )
-
-
-def _pairs(attribute: ir.Attribute) -> Iterator[tuple[list[int], list[int]]]:
-    """The places of arguments and of results. Raises what the bindings do if it is malformed."""
-    for alias in ir.ArrayAttr(attribute):
-        entry = ir.DictAttr(alias)
-        source = ir.DictAttr(entry["alias"])
-        number = ir.IntegerAttr(source["parameter_number"]).value
-        yield [number, *_path(source["parameter_index"])], _path(entry["output_index"])
-
-
-def _path(attribute: ir.Attribute) -> list[int]:
-    return list(cast("Sequence[int]", ir.DenseI64ArrayAttr(attribute)))
 
 
 def _place(main: func.FuncOp, types: Sequence[ir.Type], path: Sequence[int], noun: str) -> int:
