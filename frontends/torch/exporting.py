@@ -22,6 +22,7 @@ from torchax.decompositions import DECOMPOSITIONS
 from alpa.torch.lowerings import lowering
 from alpa.torch.places import Place, place_in, place_of
 from alpa.torch.stops import STOPPING_DECOMPOSITIONS, Memory, write_stops
+from alpa.torch.subgradients import WHOLE
 
 _STATIC = "a planned program has one control flow: compute both branches, and choose by torch.where"
 _REMEDIES = {
@@ -66,6 +67,7 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     """
     # In one pass: two, one for each table, give the same operations in twice the time.
     table = {**DECOMPOSITIONS, **default_decompositions(), **STOPPING_DECOMPOSITIONS}
+    table = {op: function for op, function in table.items() if op not in WHOLE}
     try:
         with warnings.catch_warnings():
             # PyTorch's own use of what it deprecates.

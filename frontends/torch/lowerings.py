@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torchax.ops import jaten
 
 from alpa.torch.corrections import CORRECTIONS
+from alpa.torch.subgradients import SUBGRADIENTS
 
 
 @torch.library.custom_op("alpa::stop_gradient", mutates_args=())
@@ -39,6 +40,9 @@ _OWN: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten.sym_constrain_range_for_size.default: lambda *_, **__: None,
 }
 """Functions instead of torchax's."""
+
+_OF_PACKETS = {**CORRECTIONS, **SUBGRADIENTS}
+"""The same for all overloads of an op."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +74,7 @@ def lowering(op: OpOverload) -> Lowering | None:
     None also stands for functions that are wrong here: those that change tensors in place, and
     those that draw the same numbers in each call.
     """
-    if (own := _OWN.get(op) or CORRECTIONS.get(op.overloadpacket)) is not None:
+    if (own := _OWN.get(op) or _OF_PACKETS.get(op.overloadpacket)) is not None:
         return Lowering(function=own, draws=False)
     # Its import fills the registry. torchax's environment does as well, but creates JAX's devices.
     registry = jaten.ops_registry.all_aten_ops

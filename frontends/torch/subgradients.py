@@ -1,0 +1,218 @@
+"""Functions of JAX that have PyTorch's gradients where a function has a kink.
+
+There, JAX and torchax choose another gradient, or compute 0 / 0: of `abs` at 0, of a norm of zeros,
+or of the largest of equal elements. Zeros are common: initial biases, padding, results of ReLU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torchax.ops import jaten
+
+
+def absolute(x: Any) -> Any:
+    """The gradient at 0 is 0; JAX has 1."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return jnp.abs(x)
+    return x * jax.lax.stop_gradient(jnp.sign(x))
+
+
+def clamp(x: Any, low: Any = None, high: Any = None) -> Any:
+    """The gradient at the bounds is 1; JAX has 1 / 2."""
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        # As in PyTorch, a bound without dimensions does not change the type.
+        low, high = (
+            jnp.asarray(one, x.dtype) if one is not None and jnp.ndim(one) == 0 else one
+            for one in (low, high)
+        )
+    dtype = jnp.result_type(*[one for one in (x, low, high) if one is not None])
+    x = x.astype(dtype)
+    if low is not None:
+        x = jnp.where(x < low, low, x)
+    if high is not None:
+        x = jnp.where(x > high, high, x)
+    return x.astype(dtype)
+
+
+def clamp_max(x: Any, high: Any) -> Any:
+    return clamp(x, None, high)
+
+
+def hardtanh(x: Any, low: float = -1, high: float = 1) -> Any:
+    """The gradient at the bounds is 0; JAX has 1 / 2. `relu6` is this function."""
+    return jnp.where(x <= low, low, jnp.where(x >= high, high, x)).astype(x.dtype)
+
+
+def hardsigmoid(x: Any) -> Any:
+    """The gradient at the bounds is 0."""
+    return hardtanh(x + 3, 0, 6) / 6
+
+
+def hardswish(x: Any) -> Any:
+    """The gradient is 0 at the lower bound, and 1 at the upper one."""
+    return jnp.where(x <= -3, 0, jnp.where(x >= 3, x, x * (x + 3) / 6)).astype(x.dtype)
+
+
+def leaky_relu(x: Any, slope: float = 0.01) -> Any:
+    """The gradient at 0 is the slope; torchax has 1."""
+    return jnp.where(x > 0, x, x * slope)
+
+
+def fmax(x: Any, y: Any) -> Any:
+    """torchax's has no gradient."""
+    return jnp.where((x >= y) | jnp.isnan(y), x, y)
+
+
+def fmin(x: Any, y: Any) -> Any:
+    """torchax's has no gradient."""
+    return jnp.where((x <= y) | jnp.isnan(y), x, y)
+
+
+def sinc(x: Any) -> Any:
+    """torchax's gradient at 0 is NaN."""
+    return jnp.sinc(x)
+
+
+def power(x: Any, y: Any) -> Any:
+    """The gradient of `x**0` is 0; torchax has NaN at 0."""
+    if isinstance(y, int | float) and y == 0 and not isinstance(x, int | float):
+        return _torchax(torch.ops.aten.pow)(jax.lax.stop_gradient(x), y)
+    return _torchax(torch.ops.aten.pow)(x, y)
+
+
+def largest(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """The gradient of the largest along a dimension goes to the first one; JAX divides it."""
+    return _extreme(torch.ops.aten.max, jnp.argmax, x, dim, keepdim)
+
+
+def smallest(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """As `largest`."""
+    return _extreme(torch.ops.aten.min, jnp.argmin, x, dim, keepdim)
+
+
+def _extreme(op: Any, index_of: Callable[..., Any], x: Any, dim: Any, keepdim: bool) -> Any:
+    if dim is None:
+        return _torchax(op)(x)
+    value, index = _torchax(op)(x, dim, keepdim)
+    if x.ndim == 0 or not jnp.issubdtype(x.dtype, jnp.floating):
+        return value, index
+    # A gather would have these gradients, too, but masks are sharded as `x` is.
+    positions = jax.lax.broadcasted_iota(index.dtype, x.shape, dim % x.ndim)
+    chosen = positions == index_of(x, dim, keepdims=True)
+    return jnp.where(chosen, x, 0).sum(dim, keepdims=keepdim), index
+
+
+def vector_norm(
+    x: Any,
+    order: float = 2,
+    dim: Sequence[int] | int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> Any:
+    """The gradient of a norm of zeros is 0; torchax has NaN, or 1 for order 1."""
+    if dtype is not None:
+        x = x.astype(dtype)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return _torchax(torch.ops.aten.linalg_vector_norm)(x, order, dim, keepdim)
+    # Squares of 16 bits overflow.
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return _norm(wide, order, _axes(dim), keepdim).astype(x.dtype)
+
+
+def _norm(x: Any, order: float, axes: Any, keepdim: bool) -> Any:
+    if order == 0:
+        return (x != 0).astype(x.dtype).sum(axes, keepdims=keepdim)
+    sizes = absolute(x)
+    if order == float("inf"):
+        return sizes.max(axes, keepdims=keepdim)
+    if order == -float("inf"):
+        return sizes.min(axes, keepdims=keepdim)
+    if order == 1:
+        return sizes.sum(axes, keepdims=keepdim)
+    if order == 2:
+        return _root((x * x).sum(axes, keepdims=keepdim), 0.5)
+    some = x != 0
+    powers = jnp.where(some, jnp.where(some, sizes, 1) ** order, 0 if order > 0 else jnp.inf)
+    return _root(powers.sum(axes, keepdims=keepdim), 1 / order)
+
+
+def distances(x: Any, y: Any, order: float = 2, mode: int | None = None) -> Any:
+    """The distances of all rows; the gradient of the distance of equal rows is 0."""
+    return vector_norm(x[..., :, None, :] - y[..., None, :, :], order, -1)
+
+
+def own_distances(x: Any, order: float = 2) -> Any:
+    """The distances of all pairs of rows, in the order of PyTorch."""
+    first, second = jnp.triu_indices(len(x), 1)
+    return vector_norm(x[first] - x[second], order, -1)
+
+
+def distance(x: Any, y: Any, order: float = 2) -> Any:
+    """The norm of a difference."""
+    return vector_norm(x - y, order)
+
+
+def deviation(
+    x: Any,
+    dim: Sequence[int] | int | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Any:
+    """The gradient of the standard deviation of equal elements is 0; JAX has NaN."""
+    ddof = 1 if correction is None else correction
+    return _root(jnp.var(x, _axes(dim), ddof=ddof, keepdims=keepdim), 0.5)
+
+
+def _axes(dim: Sequence[int] | int | None) -> Any:
+    """Dimensions as JAX's axes: an empty list is all of them."""
+    return (tuple(dim) or None) if isinstance(dim, Sequence) else dim
+
+
+def _root(x: Any, power: float) -> Any:
+    """A power of a sum that is 0 only where all elements are, with the gradient 0 there."""
+    some = x != 0
+    safe = jnp.where(some, x, 1)
+    root = jnp.sqrt(safe) if power == 0.5 else safe**power
+    return jnp.where(some, root, 0 if power > 0 else jnp.inf).astype(x.dtype)
+
+
+def _torchax(op: Any) -> Callable[..., Any]:
+    return jaten.ops_registry.all_aten_ops[op].func
+
+
+SUBGRADIENTS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.abs: absolute,
+    torch.ops.aten.clamp: clamp,
+    torch.ops.aten.clamp_min: clamp,
+    torch.ops.aten.clamp_max: clamp_max,
+    torch.ops.aten.hardtanh: hardtanh,
+    torch.ops.aten.hardsigmoid: hardsigmoid,
+    torch.ops.aten.hardswish: hardswish,
+    torch.ops.aten.leaky_relu: leaky_relu,
+    torch.ops.aten.fmax: fmax,
+    torch.ops.aten.fmin: fmin,
+    torch.ops.aten.sinc: sinc,
+    torch.ops.aten.pow: power,
+    torch.ops.aten.max: largest,
+    torch.ops.aten.min: smallest,
+    torch.ops.aten.linalg_vector_norm: vector_norm,
+    torch.ops.aten._cdist_forward: distances,
+    torch.ops.aten._pdist_forward: own_distances,
+    torch.ops.aten.dist: distance,
+    torch.ops.aten.std: deviation,
+}
+
+WHOLE = {
+    torch.ops.aten.hardsigmoid.default,
+    torch.ops.aten.hardswish.default,
+    torch.ops.aten.sinc.default,
+    torch.ops.aten.std.correction,
+}
+"""Ops that are not decomposed, because their parts have other gradients."""

@@ -1,0 +1,112 @@
+"""Where a function has a kink, its gradient is PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from alpa.runtime.comparison import compare
+
+torch = pytest.importorskip("torch", reason="needs the extra torch")
+alpa_torch = pytest.importorskip("alpa.torch", reason="needs the extra torch")
+nn = torch.nn
+F = nn.functional
+
+VALUES = torch.tensor([[0.0, 0, 0], [1, -1, 0], [2, 2, -3], [0.5, 3, 1]])
+OTHERS = torch.tensor([[0.0, 1, 0], [1, -1, 2], [2, 2, -3], [0.5, 0, 1]])
+
+
+def std(x: Any) -> Any:
+    return x.std(1)
+
+
+def max_and_index(x: Any) -> Any:
+    return x.max(1)
+
+
+def min_kept(x: Any) -> Any:
+    return x.min(0, keepdim=True)[0]
+
+
+KINKS: dict[str, Callable[[Any], Any]] = {
+    "abs": torch.abs,
+    "l1 loss": lambda x: F.l1_loss(x, OTHERS),
+    "log of sigmoid": F.logsigmoid,
+    "clamp": lambda x: x.clamp(-1, 1),
+    "clamp by a tensor": lambda x: x.clamp(max=OTHERS),
+    "hardtanh": F.hardtanh,
+    "relu6": lambda x: F.relu6(x * 3),
+    "hardsigmoid": F.hardsigmoid,
+    "hardswish": F.hardswish,
+    "leaky relu": lambda x: F.leaky_relu(x, 0.2),
+    "fmax": lambda x: torch.fmax(x, OTHERS),
+    "fmin": lambda x: torch.fmin(x, OTHERS),
+    "sinc": torch.sinc,
+    "power of 0": lambda x: x**0 + x,
+    "max": max_and_index,
+    "min": min_kept,
+    **{f"norm {p}": lambda x, p=p: x.norm(p=p, dim=1) for p in (0.5, 1, 2, 3, float("inf"))},
+    "norm of all": lambda x: torch.linalg.norm(x * 0),
+    "normalize": lambda x: F.normalize(x, dim=1, eps=0.1),
+    "similarity": lambda x: F.cosine_similarity(x, OTHERS, dim=1, eps=0.1),
+    "distances": lambda x: torch.cdist(x, x),
+    "distances of order 1": lambda x: torch.cdist(x, OTHERS, p=1),
+    "own distances": lambda x: F.pdist(torch.cat([x, x[:1]])),
+    "distance": lambda x: torch.dist(x, x.detach()),
+    "standard deviation": std,
+    "of equal elements": lambda x: torch.std(x * 0 + 1, unbiased=False),
+}
+
+
+def flat(results: Any) -> Any:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def weights_of(result: Any) -> np.ndarray:
+    number = int(np.prod(result.shape))
+    return np.linspace(0.5, 2, number, dtype=np.float32).reshape(result.shape)
+
+
+class Kinks(nn.Module):
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.x, self.function = nn.Parameter(VALUES.clone()), function
+
+    def forward(self) -> Any:
+        return self.function(self.x)
+
+
+@pytest.mark.parametrize("function", KINKS.values(), ids=KINKS.keys())
+def test_gradients_at_kinks(function: Callable[[Any], Any]) -> None:
+    module = Kinks(function)
+    fn, params, buffers = alpa_torch.from_module(module, ())
+
+    def run(params: Any) -> Any:
+        results = [*flat(fn(params, buffers, None)[0])]
+        return (results[0] * weights_of(results[0])).sum(), results
+
+    grads, results = jax.grad(run, has_aux=True)(params)
+    expected = [*flat(module())]
+    (expected[0] * torch.from_numpy(weights_of(expected[0]))).sum().backward()
+    pairs = [*zip(results, expected, strict=True), (grads["x"], module.x.grad)]
+    for found, right in pairs:
+        [difference] = compare([found], [right.detach().numpy()])
+        assert difference.ok, (found, right)
+
+
+def test_norms_of_16_bits_do_not_overflow() -> None:
+    x = torch.tensor([300.0, 400.0]).half()
+    fn, _, _ = alpa_torch.from_module(Norm(), (x,))
+    result, _ = fn({}, {}, None, jnp.asarray(x.numpy()))
+    assert result.dtype == jnp.float16
+    assert result == Norm()(x).item() == 500
+
+
+class Norm(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x.norm()
