@@ -229,6 +229,12 @@ def _lanczos(x: np.ndarray) -> np.ndarray:
     return np.where(x < 3, np.sinc(x) * np.sinc(x / 3), 0)
 
 
+def repeat_interleave(repeats: Any, *, output_size: int | None = None) -> Any:
+    """torchax's has no `output_size`, without which the shape of the result is unknown."""
+    numbers = jnp.arange(len(repeats), dtype=repeats.dtype)
+    return jnp.repeat(numbers, repeats, total_repeat_length=output_size)
+
+
 def embedding(
     weight: Any, indices: Any, padding: int = -1, by_frequency: bool = False, sparse: bool = False
 ) -> Any:
@@ -316,6 +322,7 @@ CORRECTIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten._upsample_bilinear2d_aa: functools.partial(resize, _linear),
     torch.ops.aten._upsample_bicubic2d_aa: functools.partial(resize, _cubic),
     torch.ops.aten._upsample_lanczos2d_aa: functools.partial(resize, _lanczos),
+    torch.ops.aten.repeat_interleave: repeat_interleave,
     torch.ops.aten.embedding: embedding,
     torch.ops.aten._embedding_bag: embedding_bag,
     torch.ops.aten._embedding_bag_forward_only: embedding_bag,

@@ -157,6 +157,18 @@ def test_resizes_of_images() -> None:
     assert abs(difference).max() <= 1  # PyTorch's weights of bytes have 16 bits.
 
 
+def test_rows_are_repeated_to_a_known_size() -> None:
+    class Repeated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.arange(6.0).reshape(3, 2))
+
+        def forward(self, repeats: Any) -> Any:
+            return self.weight.repeat_interleave(repeats, 0, output_size=5)
+
+    assert_like_pytorch(Repeated(), torch.tensor([1, 0, 4]))
+
+
 def test_embeddings_by_frequency() -> None:
     torch.manual_seed(0)
     module = nn.Embedding(6, 3, padding_idx=1, scale_grad_by_freq=True)
