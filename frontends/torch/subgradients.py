@@ -2,6 +2,7 @@
 
 There, JAX and torchax choose another gradient, or compute 0 / 0: of `abs` at 0, of a norm of zeros,
 or of the largest of equal elements. Zeros are common: initial biases, padding, results of ReLU.
+Where a branch that is not taken overflows, its gradient would be 0 * inf; it gets other numbers.
 """
 
 from __future__ import annotations
@@ -56,6 +57,62 @@ def hardsigmoid(x: Any) -> Any:
 def hardswish(x: Any) -> Any:
     """The gradient is 0 at the lower bound, and 1 at the upper one."""
     return jnp.where(x <= -3, 0, jnp.where(x >= 3, x, x * (x + 3) / 6)).astype(x.dtype)
+
+
+def softplus(x: Any, beta: float = 1, threshold: float = 20) -> Any:
+    """The gradient above the threshold is 1, also where exp(x) overflows."""
+    is_linear = x * beta > threshold
+    curved = jnp.log1p(jnp.exp(jnp.where(is_linear, 0, x) * beta)) / beta
+    return jnp.where(is_linear, x, curved).astype(x.dtype)
+
+
+def mish(x: Any) -> Any:
+    return x * jnp.tanh(softplus(x))
+
+
+def elu(x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
+    """The gradient of positive numbers is finite, also where exp(x) overflows."""
+    curved = jnp.expm1(jnp.where(x > 0, 0, x) * input_scale) * alpha
+    return (jnp.where(x > 0, x, curved) * scale).astype(x.dtype)
+
+
+def celu(x: Any, alpha: float = 1) -> Any:
+    return elu(x, alpha, 1, 1 / alpha)
+
+
+def selu(x: Any) -> Any:
+    return elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
+def safe_softmax(x: Any, dim: int, dtype: Any = None) -> Any:
+    """The softmax of nothing but -inf is 0, and so is its gradient."""
+    if dtype is not None:
+        x = x.astype(dtype)
+    is_masked = (x == -jnp.inf).all(dim, keepdims=True)
+    return jnp.where(is_masked, 0, jax.nn.softmax(jnp.where(is_masked, 0, x), dim))
+
+
+def binary_cross_entropy(x: Any, target: Any, weight: Any = None, reduction: int = 1) -> Any:
+    """The gradient at 0 and 1, where the logarithms are clamped to -100, is finite."""
+    losses = _binary_cross_entropy(x, target)
+    if weight is not None:
+        losses = losses * weight
+    return (losses, losses.mean(), losses.sum())[reduction]
+
+
+@jax.custom_jvp
+def _binary_cross_entropy(x: Any, target: Any) -> Any:
+    yes, no = jnp.maximum(jnp.log(x), -100), jnp.maximum(jnp.log1p(-x), -100)
+    return -(target * yes + (1 - target) * no)
+
+
+@_binary_cross_entropy.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    x, target = primals
+    change, of_target = tangents
+    yes, no = jnp.maximum(jnp.log(x), -100), jnp.maximum(jnp.log1p(-x), -100)
+    slope = (x - target) / jnp.maximum((1 - x) * x, 1e-12)
+    return _binary_cross_entropy(x, target), slope * change + (no - yes) * of_target
 
 
 def leaky_relu(x: Any, slope: float = 0.01) -> Any:
@@ -167,7 +224,9 @@ def deviation(
 ) -> Any:
     """The gradient of the standard deviation of equal elements is 0; JAX has NaN."""
     ddof = 1 if correction is None else correction
-    return _root(jnp.var(x, _axes(dim), ddof=ddof, keepdims=keepdim), 0.5)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))  # Variances of 16 bits overflow.
+    found = _root(jnp.var(wide, _axes(dim), ddof=ddof, keepdims=keepdim), 0.5)
+    return found.astype(jnp.finfo(x.dtype).dtype)
 
 
 def _axes(dim: Sequence[int] | int | None) -> Any:
@@ -195,6 +254,13 @@ SUBGRADIENTS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.hardtanh: hardtanh,
     torch.ops.aten.hardsigmoid: hardsigmoid,
     torch.ops.aten.hardswish: hardswish,
+    torch.ops.aten.softplus: softplus,
+    torch.ops.aten.mish: mish,
+    torch.ops.aten.elu: elu,
+    torch.ops.aten.celu: celu,
+    torch.ops.aten.selu: selu,
+    torch.ops.aten._safe_softmax: safe_softmax,
+    torch.ops.aten.binary_cross_entropy: binary_cross_entropy,
     torch.ops.aten.leaky_relu: leaky_relu,
     torch.ops.aten.fmax: fmax,
     torch.ops.aten.fmin: fmin,
@@ -210,8 +276,15 @@ SUBGRADIENTS: dict[Any, Callable[..., Any]] = {
 }
 
 WHOLE = {
+    torch.ops.aten._safe_softmax.default,
+    torch.ops.aten.binary_cross_entropy.default,
+    torch.ops.aten.celu.default,
+    torch.ops.aten.elu.default,
     torch.ops.aten.hardsigmoid.default,
     torch.ops.aten.hardswish.default,
+    torch.ops.aten.mish.default,
+    torch.ops.aten.selu.default,
+    torch.ops.aten.softplus.default,
     torch.ops.aten.sinc.default,
     torch.ops.aten.std.correction,
 }

@@ -59,6 +59,19 @@ KINKS: dict[str, Callable[[Any], Any]] = {
     "own distances": lambda x: F.pdist(torch.cat([x, x[:1]])),
     "distance": lambda x: torch.dist(x, x.detach()),
     "standard deviation": std,
+    **{
+        f"{function.__name__} of large numbers": lambda x, function=function: function(x * 100)
+        for function in (F.softplus, F.mish, F.elu, F.celu, F.selu)
+    },
+    "elu": lambda x: F.elu(x, 0.5),
+    "celu": lambda x: F.celu(x, 0.5),
+    "softplus": lambda x: F.softplus(x, 2, 3),
+    "cross entropy of 0 and 1": lambda x: F.binary_cross_entropy(
+        (x * 100).sigmoid(), OTHERS.clamp(0, 1), weight=OTHERS
+    ),
+    "attention to nothing": lambda x: F.scaled_dot_product_attention(
+        x[None], x[None], x[None], attn_mask=torch.ones(4, 4).tril(-1).bool()
+    ),
     "of equal elements": lambda x: torch.std(x * 0 + 1, unbiased=False),
 }
 
@@ -99,14 +112,20 @@ def test_gradients_at_kinks(function: Callable[[Any], Any]) -> None:
         assert difference.ok, (found, right)
 
 
-def test_norms_of_16_bits_do_not_overflow() -> None:
-    x = torch.tensor([300.0, 400.0]).half()
-    fn, _, _ = alpa_torch.from_module(Norm(), (x,))
+class Size(nn.Module):
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x)
+
+
+@pytest.mark.parametrize("function", [torch.norm, torch.std], ids=lambda it: it.__name__)
+def test_sums_of_16_bits_do_not_overflow(function: Callable[[Any], Any]) -> None:
+    x = torch.tensor([-600.0, 800.0]).half()
+    module = Size(function)
+    fn, _, _ = alpa_torch.from_module(module, (x,))
     result, _ = fn({}, {}, None, jnp.asarray(x.numpy()))
     assert result.dtype == jnp.float16
-    assert result == Norm()(x).item() == 500
-
-
-class Norm(nn.Module):
-    def forward(self, x: Any) -> Any:
-        return x.norm()
+    assert result == module(x).item() < 1024
