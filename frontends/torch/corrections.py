@@ -229,6 +229,35 @@ def _lanczos(x: np.ndarray) -> np.ndarray:
     return np.where(x < 3, np.sinc(x) * np.sinc(x / 3), 0)
 
 
+def group_norm(
+    x: Any, weight: Any, bias: Any, n: int, c: int, size: int, groups: int, epsilon: float
+) -> tuple[Any, Any, Any]:
+    """torchax computes 16 bits in 16, whose squares overflow, and groups in a loop."""
+    split = x.reshape(n, groups, c // groups * size).astype(jnp.promote_types(x.dtype, jnp.float32))
+    mean = split.mean(2, keepdims=True)
+    scale = jax.lax.rsqrt(split.var(2, keepdims=True) + epsilon)
+    result = ((split - mean) * scale).reshape(x.shape)
+    across = (c, *[1] * (x.ndim - 2))
+    if weight is not None:
+        result = result * weight.reshape(across)
+    if bias is not None:
+        result = result + bias.reshape(across)
+    return result.astype(x.dtype), mean[..., 0].astype(x.dtype), scale[..., 0].astype(x.dtype)
+
+
+def multilabel_margin_loss(x: Any, target: Any, reduction: int) -> tuple[Any, Any]:
+    """PyTorch's decomposition counts what stands behind the first -1 as targets."""
+    is_given = jnp.cumprod(target >= 0, -1).astype(bool)
+    labels = jnp.where(is_given, target, 0)
+    classes = x.shape[-1]
+    is_target = ((labels[..., None] == jnp.arange(classes)) & is_given[..., None]).any(-2)
+    margins = 1 - jnp.take_along_axis(x, labels, -1)[..., None] + x[..., None, :]
+    counts = is_given[..., None] & ~is_target[..., None, :]
+    losses = jnp.where(counts & (margins > 0), margins, 0).sum((-2, -1)) / classes
+    result = (losses, losses.mean(), losses.sum())[reduction]
+    return result, is_target.astype(x.dtype)
+
+
 def repeat_interleave(repeats: Any, *, output_size: int | None = None) -> Any:
     """torchax's has no `output_size`, without which the shape of the result is unknown."""
     numbers = jnp.arange(len(repeats), dtype=repeats.dtype)
@@ -310,6 +339,9 @@ def _torchax(op: Any) -> Callable[..., Any]:
 
 _MEAN, _MAX = 1, 2
 
+UNDECOMPOSED = {torch.ops.aten.multilabel_margin_loss_forward.default}
+"""Ops whose decomposition in PyTorch is wrong."""
+
 CORRECTIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.convolution: convolution,
     torch.ops.aten.avg_pool1d: avg_pool,
@@ -322,6 +354,8 @@ CORRECTIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten._upsample_bilinear2d_aa: functools.partial(resize, _linear),
     torch.ops.aten._upsample_bicubic2d_aa: functools.partial(resize, _cubic),
     torch.ops.aten._upsample_lanczos2d_aa: functools.partial(resize, _lanczos),
+    torch.ops.aten.native_group_norm: group_norm,
+    torch.ops.aten.multilabel_margin_loss_forward: multilabel_margin_loss,
     torch.ops.aten.repeat_interleave: repeat_interleave,
     torch.ops.aten.embedding: embedding,
     torch.ops.aten._embedding_bag: embedding_bag,

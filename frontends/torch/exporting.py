@@ -19,6 +19,7 @@ from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind, OutputKind
 from torchax.decompositions import DECOMPOSITIONS
 
+from alpa.torch.corrections import UNDECOMPOSED
 from alpa.torch.lowerings import lowering
 from alpa.torch.places import Place, place_in, place_of
 from alpa.torch.stops import STOPPING_DECOMPOSITIONS, Memory, write_stops
@@ -67,7 +68,7 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     """
     # In one pass: two, one for each table, give the same operations in twice the time.
     table = {**DECOMPOSITIONS, **default_decompositions(), **STOPPING_DECOMPOSITIONS}
-    table = {op: function for op, function in table.items() if op not in WHOLE}
+    table = {op: function for op, function in table.items() if op not in {*WHOLE, *UNDECOMPOSED}}
     try:
         with warnings.catch_warnings():
             # PyTorch's own use of what it deprecates.

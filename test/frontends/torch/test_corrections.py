@@ -157,6 +157,37 @@ def test_resizes_of_images() -> None:
     assert abs(difference).max() <= 1  # PyTorch's weights of bytes have 16 bits.
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_group_norms(dtype: Any) -> None:
+    torch.manual_seed(0)
+    module = nn.GroupNorm(2, 4).to(dtype)
+    nn.init.normal_(module.weight)
+    x = (torch.randn(2, 4, 3, 5) * 300).to(dtype)  # Squares of 16 bits overflow.
+    fn, params, buffers = alpa_torch.from_module(module, (x,))
+    given = jnp.asarray(x.float().numpy()).astype(params["weight"].dtype)
+    result, _ = fn(params, buffers, None, given)
+    assert "while" not in jax.jit(fn).lower(params, buffers, None, given).as_text()
+    expected = module(x).detach().float().numpy()
+    bits = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    np.testing.assert_allclose(result.astype(np.float32), expected, rtol=bits, atol=bits)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_multilabel_margins(reduction: str) -> None:
+    class Margins(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scores = nn.Linear(3, 4)
+
+        def forward(self, x: Any, target: Any) -> Any:
+            loss = nn.functional.multilabel_margin_loss
+            return loss(self.scores(x), target, reduction=reduction)
+
+    torch.manual_seed(0)
+    target = torch.tensor([[0, 2, -1, 1], [3, -1, -1, -1], [-1, 0, 1, 2], [0, 1, 2, 3]])
+    assert_like_pytorch(Margins(), torch.randn(4, 3), target)
+
+
 def test_rows_are_repeated_to_a_known_size() -> None:
     class Repeated(nn.Module):
         def __init__(self) -> None:
