@@ -223,7 +223,7 @@ def deviation(
     keepdim: bool = False,
 ) -> Any:
     """The gradient of the standard deviation of equal elements is 0; JAX has NaN."""
-    ddof = 1 if correction is None else correction
+    ddof: Any = 1 if correction is None else correction
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))  # Variances of 16 bits overflow.
     found = _root(jnp.var(wide, _axes(dim), ddof=ddof, keepdims=keepdim), 0.5)
     return found.astype(jnp.finfo(x.dtype).dtype)
