@@ -239,7 +239,8 @@ class PlanSearch:
             return
         of_one_kind = len(parse_cluster(cut.cluster).kinds) == 1
         if of_one_kind and len(meshes) == 1 and len(meshes[0].hosts) > 1:
-            within = (1 - _WORTH) * first.step_seconds
+            # Estimates of stages are compared with estimates: they may all be too high.
+            within = (1 - _WORTH) * max(first.step_seconds, first.plan.estimated_step_seconds)
             yield replace(cut, num_stages=1, equal_meshes=True, within=within)
         if first.step_seconds <= (1 + _WORTH) * first.plan.estimated_step_seconds:
             return

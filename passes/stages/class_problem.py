@@ -49,8 +49,6 @@ Submesh = tuple[int, int, tuple[int, ...]]
 PARTS = ("forward", "backward", "update")
 GAP = 3e-2
 """The gap of these solutions. `ilp-shard-annotate` solves the chosen stages again."""
-RADIUS = 2
-"""Of folding. GPT-39B's fastest assignments cost 0.1 % more than at `fold.RADIUS`."""
 _KEPT = 8
 """Problems of meshes that a solver keeps."""
 TIME_LIMIT = 30.0
@@ -224,7 +222,7 @@ class ClassProblem:
         from alpa.passes.solve.sharding import pareto  # noqa: PLC0415 - costs start-up time
 
         # What is alike in different classes is tied as it would be in the whole program.
-        small, node_class = fold(self._problem(), RADIUS, like=self._problem(each_once=True))
+        small, node_class = fold(self._problem(), like=self._problem(each_once=True))
 
         @cache
         def costs(choice: tuple[int, ...]) -> ClassCosts:

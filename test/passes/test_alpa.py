@@ -427,7 +427,7 @@ def test_equal_meshes_are_tried_where_transfers_take_longer_than_estimated() -> 
     assert len({len(mesh.devices) for mesh in meshes}) == 1
     assert len({host for mesh in meshes for host in mesh.hosts}) < 12
     alone = Run(text, f"{options} num-stages=1").plan
-    assert found.plan.predicted_step_seconds < 0.8 * alone.predicted_step_seconds
+    assert found.plan.predicted_step_seconds < 0.9 * alone.predicted_step_seconds
     assert found.plan.estimated_step_bound <= alone.estimated_step_bound
 
 

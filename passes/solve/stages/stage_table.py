@@ -110,7 +110,7 @@ class Table:
         self._segments = self._groups_behind()
         self._several = self._segments if len(self._segments) > 1 else []
         """if there are several: hosts of one kind are all used, others may stay idle"""
-        self._uses_all = given is None and not self._several
+        self._counts_devices = given is None
         self._ends = np.array([0, *(d for it in self._segments for d in it.starts.tolist())])
         """the devices behind the ends of hosts"""
         # [w, g, d]: the place of a stage on kind g, d being its devices and those behind, in a
@@ -277,7 +277,7 @@ class Table:
         low, high = devices = self._devices(*stages)
         if low[0] > high[0] or not entries.i.size:
             return None
-        if self._uses_all:
+        if self._counts_devices:
             entries = entries.at(self._leaves_enough(*stages, devices))
         # least[w, k, d, s]; without stage counts there is one s of the table that feeds itself.
         counts = self._stages + 1 if self._by_stage else 1
@@ -314,10 +314,10 @@ class Table:
         """The fewest and the most devices that layers k.. can be on, [K + 1] each, if stages of
         layers i..j on submeshes of kind g are allowed, in the order of `Entries`.
 
-        Layers before and behind need some; what is left of all devices is used.
+        Layers before and behind need some, whether hosts between them stay idle or not.
         """
         layers, width = self._problem.num_layers, self._width
-        if not self._uses_all:
+        if not self._counts_devices:
             return np.zeros(layers + 1, int), np.full(layers + 1, width)
         fewest = np.full((layers, layers), inf)
         fewest[i, j] = np.array(self._sizes)[g]  # The last one stays, which is the smallest.
