@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from alpa.dialects import body, func, ir, is_public, ops_where, passmanager, sdy, walk
@@ -18,8 +19,13 @@ _COMPUTATIONS = "called_computations"
 _IN_PLAIN_OPS = ("sdy.sharding", "replica_groups")
 
 
-def referenced_symbols(function: func.FuncOp) -> list[str]:
-    """The symbols that a function's signature and ops refer to."""
+def referenced_symbols(function: func.FuncOp, ops: Sequence[ir.OpView] | None = None) -> list[str]:
+    """The symbols that a function's signature and ops refer to.
+
+    Args:
+        function: the function.
+        ops: those of its ops that are looked at; None: all.
+    """
     found: dict[str, None] = {}
 
     def read(attr: ir.Attribute) -> None:
@@ -28,7 +34,9 @@ def referenced_symbols(function: func.FuncOp) -> list[str]:
     for name in ("arg_attrs", "res_attrs"):
         if name in function.attributes:
             read(function.attributes[name])
-    for op in ops_where(function, _may_refer):
+    if ops is None:
+        ops = ops_where(function, _may_refer)
+    for op in ops:
         name = op.operation.name
         keys = _IN_PLAIN_OPS if _is_plain(name) else op.attributes.keys()
         for key in keys:

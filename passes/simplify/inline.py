@@ -26,38 +26,39 @@ def inline_calls(module: ir.Module, main: func.FuncOp) -> list[ir.OpView]:
     functions = {
         op.sym_name.value: op for op in module.body.operations if isinstance(op, func.FuncOp)
     }
-    inlined: dict[str, list[ir.OpView]] = {}
-    kept = [main.sym_name.value]
-    for name in kept:  # grows: a custom call of a kept function keeps its computations
-        _flatten(name, functions, inlined, ())
-        symbols = referenced_symbols(functions[name]) if len(functions) > 1 else []
-        kept += [symbol for symbol in symbols if symbol in functions and symbol not in kept]
+    flat: set[str] = set()
+    kept = {main.sym_name.value: list[ir.OpView]()}
+    left = [*kept]
+    while left:  # a custom call of a kept function keeps its computations
+        name = left.pop()
+        _flatten(name, functions, flat, ())
+        kept[name] = ops_where(functions[name], _is_other)
+        if len(functions) > 1:
+            # What is arithmetic refers to meshes only.
+            symbols = referenced_symbols(functions[name], kept[name])
+            new = [it for it in symbols if it in functions and it not in kept]
+            kept.update((it, []) for it in new)
+            left += new
     for name, function in functions.items():
         if name not in kept:
             function.operation.erase()
-    return inlined[kept[0]]
+    return kept[main.sym_name.value]
 
 
 def _flatten(
-    name: str,
-    functions: dict[str, func.FuncOp],
-    inlined: dict[str, list[ir.OpView]],
-    callers: tuple[str, ...],
+    name: str, functions: dict[str, func.FuncOp], flat: set[str], callers: tuple[str, ...]
 ) -> None:
-    """Inlines the calls in a function, the callee's own ones first; notes its ops that are no
-    arithmetic."""
-    if name in inlined:
+    """Inlines the calls in a function, the callee's own ones first."""
+    if name in flat:
         return
+    flat.add(name)
     callers = (*callers, name)
-    others = ops_where(functions[name], _is_other)
-    calls = [op for op in others if op.operation.name in _CALLS]
-    for call in calls:
+    for call in ops_where(functions[name], lambda op: op.name in _CALLS):
         attr = call.attributes[_CALLS[call.operation.name]]
         callee = ir.FlatSymbolRefAttr(attr).value
         _check_callee(call, callee, functions, callers)
-        _flatten(callee, functions, inlined, callers)
+        _flatten(callee, functions, flat, callers)
         _inline(call, functions[callee])
-    inlined[name] = ops_where(functions[name], _is_other) if calls else others
 
 
 def _is_other(op: ir.Operation) -> bool:
