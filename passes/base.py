@@ -65,16 +65,16 @@ class NotFasterError(PassError):
 
 
 def kept(error: E) -> E:
-    """An error to keep, without tracebacks: its own, and those of the errors that it comes from.
+    """An error to keep, without tracebacks: its own, and those of its causes.
 
     A traceback has the frames of all callers. If one of them keeps the error, this is a cycle: what
-    the callers hold, such as the arrays of a call, lives until Python collects cycles.
+    the callers hold, such as the arrays of a call, lives until Python collects cycles. What was
+    handled when the error was raised may be the user's own: it stays as it is.
     """
-    left: list[BaseException | None] = [error]
-    while left:
-        if (one := left.pop()) is not None:
-            one.__traceback__ = None
-            left += [one.__cause__, one.__context__]
+    one: BaseException | None = error
+    while one is not None:
+        one.__traceback__ = one.__context__ = None
+        one = one.__cause__
     return error
 
 
@@ -82,7 +82,8 @@ def fresh(error: E) -> E:
     """A kept error to raise: a copy, which no frame of its traceback keeps."""
     copy = type(error).__new__(type(error), *error.args)
     copy.__dict__.update(error.__dict__)
-    copy.__cause__, copy.__context__ = error.__cause__, error.__context__
+    copy.__cause__ = error.__cause__
+    copy.__suppress_context__ = error.__suppress_context__
     return copy
 
 

@@ -1,14 +1,15 @@
-"""Options of a pass: from texts to the types of its fields."""
+"""Options of a pass: from texts to the types of its fields. Errors that are kept."""
 
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from typing import Any, ClassVar, Literal
 
 import pytest
 
 from alpa.dialects import ir
-from alpa.passes.base import OptionError, Pass, Remark, describe_type, option
+from alpa.passes.base import OptionError, Pass, Remark, describe_type, fresh, kept, option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,3 +86,26 @@ def test_names_have_dashes_and_the_summary_is_one_line() -> None:
     assert list(Everything.options()) == names
     assert Everything.summary() == "Has an option of each type."
     assert describe_type(int | Literal["auto", "off"]) == "an integer or auto or off"
+
+
+def test_what_was_handled_when_a_kept_error_was_raised_stays_as_it_is() -> None:
+    users = own = cause = None
+    try:
+        raise OSError("the user's own")
+    except OSError as error:
+        users = error
+        try:
+            try:
+                raise TypeError("the reason")
+            except TypeError as reason:
+                cause = reason
+                raise OptionError("refused") from reason
+        except OptionError as refused:
+            own = kept(refused)
+    assert len(traceback.extract_tb(users.__traceback__)) == 1
+    assert own.__traceback__ is own.__context__ is cause.__traceback__ is None
+    with pytest.raises(OptionError, match="refused") as caught:
+        raise fresh(own)
+    assert caught.value is not own
+    assert caught.value.__cause__ is cause
+    assert own.__traceback__ is None
