@@ -11,10 +11,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpa.passes.solve.stages.placement import orders
-from alpa.passes.solve.stages.problem import NoCutError, Problem, Solution, Stage
+from alpa.passes.solve.stages.problem import (
+    NoCutError,
+    NoCutInMemoryError,
+    Problem,
+    Solution,
+    Stage,
+)
 from alpa.passes.solve.stages.stage_dp import solve
 from alpa.passes.stages.host_orders import HostOrders, NoFasterCutError
 from test.passes.solve.stages.test_stage_dp_groups import KINDS, problems
+
+
+def two_devices() -> Problem:
+    """Two layers on a device of each of two kinds."""
+    return Problem(
+        groups=next(orders([(1, 1), (1, 1)])),
+        submeshes=((1, 1), (1, 1)),
+        kind_of=(0, 1),
+        t=np.triu(np.ones((2, 2)))[:, :, None] * [3.0, 2.0],
+        u=np.zeros((2, 2, 2)),
+        max_in_flight=np.full((2, 2, 2), 64),
+        c=np.zeros((2, 2, 3)),
+        back=np.zeros((2, 2, 3)),
+        num_micro_batches=8,
+        schedule="1f1b",
+    )
 
 
 def best_of(problem: Problem, kinds: list[tuple[int, int]]) -> float:
@@ -82,19 +104,7 @@ def test_the_cut_of_found_costs_is_the_best(problem: Problem, share: float, with
 
 def test_an_order_is_followed_until_its_cut_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are only compared with that cut."""
-    one = np.triu(np.ones((2, 2)))[:, :, None]
-    problem = Problem(
-        groups=next(orders([(1, 1), (1, 1)])),
-        submeshes=((1, 1), (1, 1)),
-        kind_of=(0, 1),
-        t=one * [3.0, 2.0],
-        u=np.zeros((2, 2, 2)),
-        max_in_flight=np.full((2, 2, 2), 64),
-        c=np.zeros((2, 2, 3)),
-        back=np.zeros((2, 2, 3)),
-        num_micro_batches=8,
-        schedule="1f1b",
-    )
+    problem = two_devices()
     seen: list[tuple[str, tuple[int, ...]]] = []
 
     def solved(problem: Problem) -> Solution:
@@ -117,3 +127,21 @@ def test_an_order_is_followed_until_its_cut_is_known(monkeypatch: pytest.MonkeyP
         seen.clear()
         hosts.solve(problem, lambda _, are_known=are_known: are_known)
         assert seen == expected
+
+
+def test_memory_is_reported_where_any_order_lacks_it() -> None:
+    """Also if another order, without a plan, was refused later."""
+    problem = two_devices()
+    hosts = HostOrders(orders([(1, 1), (1, 1)]), inf)
+    hosts.solve(problem, lambda _: False)
+    full = replace(problem, max_in_flight=np.zeros((2, 2, 2), int))
+    none = replace(problem, t=np.full((2, 2, 2), inf))
+    problems = iter([full, none])
+
+    def solved(_: Problem) -> Solution:
+        return solve(next(problems))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("alpa.passes.solve.stages.stage_dp.solve", solved)
+        with pytest.raises(NoCutInMemoryError, match="fits into memory"):
+            hosts.solve(problem, lambda _: True)
