@@ -167,6 +167,7 @@ class Parallelized(Generic[P, R]):
         prepared = self._steps.pop(key, None)
         if prepared is None:
             # A step may return strongly typed what was weakly typed, such as a number of Python.
+            # The other way round, the plan would widen what the function does not.
             prepared = self._served(call) or self._new(call)
         self._steps[key] = prepared  # The one that was used last is the last.
         self._previous = same, prepared
@@ -191,11 +192,13 @@ class Parallelized(Generic[P, R]):
         )
 
     def _served(self, call: Call) -> Prepared | None:
-        """Returns a step for a call that differs only in the weak types of its state."""
+        """Returns a step for a call that differs only in state that lost its weak types."""
         for prepared in self._steps.values():
-            strong = prepared.step.state
-            is_same = call.key(strong) == prepared.step.call.key(strong)
-            if is_same and prepared.settings == self._target.settings:
+            strong, known = prepared.step.state, prepared.step.call
+            is_same = call.key(strong) == known.key(strong)
+            pairs = zip(call.types, known.types, strict=True) if is_same else ()
+            was_strong = any(mine and known and mine.weak > known.weak for mine, known in pairs)
+            if is_same and not was_strong and prepared.settings == self._target.settings:
                 return prepared
         return None
 

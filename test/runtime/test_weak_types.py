@@ -106,5 +106,17 @@ def test_an_array_in_parts() -> None:
         assert (found * jnp.ones(4, jnp.bfloat16)).dtype == (part * jnp.bfloat16(1)).dtype
 
 
+def test_a_number_of_python_is_no_array_of_an_earlier_call() -> None:
+    """Its rate would widen the weights. A number that became an array is served as before."""
+    step, plain = alpa.parallelize(train_step, cluster="cpu:1x1"), jax.jit(train_step)
+    states = [init() | {"rate": rate} for rate in (jnp.float32(0.1), 0.1)]
+    for state in states:
+        assert types(step(state, batch(0))) == types(plain(state, batch(0)))
+    first = step.prepare(states[1], batch(0))
+    other = alpa.parallelize(train_step, cluster="cpu:1x1")
+    assert other.prepare(states[1], batch(0)) is other.prepare(states[0], batch(0))
+    assert first is not step.prepare(states[0], batch(0))
+
+
 def _rows(start: int) -> Slice:
     return Slice(dim=0, start=start, stop=start + 2)
