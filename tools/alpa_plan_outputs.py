@@ -123,7 +123,7 @@ def write_outputs(
             if exports_executables(options):
                 executables = _export_executables(options, planned, clock)
             compiled = () if executables is None else executables.files
-            remove_former(options.export, {*written, *compiled})
+            remove_former(options.export, {*written, *compiled}, Path(options.program))
     except OSError as error:
         where = error.filename or options.export
         raise CommandError(f"cannot write {where}: {error.strerror}") from error

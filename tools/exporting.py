@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from alpa.dialects.checks import CheckError
 from alpa.passes.pipelines.diagnostics import Diagnostic, listening, place_of
 from alpa.runtime.planning import PlanningError
 
-_MODULE = re.compile(r"mesh_\d+\.[\w.-]+\.mlir(\.bc)?")
-_EXECUTABLE = re.compile(r"[0-9a-f]{64}\.xla")
+_LISTING = ".alpa-export.json"
+"""Names the files that an export wrote to its folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,20 +77,24 @@ def write_modules(module: ir.Module, folder: Path, form: ExportFormat) -> list[P
     return [folder / name for name in files]
 
 
-def remove_former(folder: Path, kept: Collection[Path]) -> None:
-    """Removes the modules and executables of an earlier export from its folder.
+def remove_former(folder: Path, files: Collection[Path], read: Path) -> None:
+    """Removes what an earlier export wrote to its folder, and notes what this one wrote.
 
     Args:
-        folder: of `--export`. Files with names that no export gives stay.
-        kept: the files of this export.
+        folder: of `--export`. Other files stay, whatever their names are.
+        files: those of this export.
+        read: the program's file, which stays, too.
 
     Raises:
-        OSError: a file cannot be removed.
+        OSError: a file cannot be removed, or the listing not be read or written.
     """
-    for path in [*folder.iterdir(), *folder.glob("executables/*")]:
-        name = _EXECUTABLE if path.parent != folder else _MODULE
-        if name.fullmatch(path.name) and path not in kept and path.is_file():
+    listing, kept = folder / _LISTING, {path.resolve() for path in (*files, read)}
+    former = json.loads(listing.read_text(encoding="utf-8")) if listing.exists() else []
+    for path in (folder / name for name in former):
+        if path.is_file() and path.resolve() not in kept:
             path.unlink()
+    names = sorted(str(path.relative_to(folder)) for path in files)
+    listing.write_text(f"{json.dumps(names, indent=1)}\n", encoding="utf-8")
 
 
 def _files(module: ir.Module, form: ExportFormat) -> Iterator[tuple[str, bytes]]:

@@ -36,7 +36,7 @@ def export(step: Path, folder: Path, *options: str, cluster: str = "cpu:2x1") ->
     command = [str(step), "--cluster", cluster, "--num-stages", "2", "--num-micro-batches", "2"]
     command += ["--export", str(folder), "--no-executables", *options]
     assert main(command) == 0
-    return sorted(folder.iterdir())
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
 @pytest.fixture(scope="module")
@@ -73,17 +73,22 @@ def run_by_iree(data: bytes, arguments: Sequence[np.ndarray]) -> list[np.ndarray
 def test_files_of_an_earlier_plan_are_removed_and_others_stay(step: Path, tmp_path: Path) -> None:
     folder = tmp_path / "stages"
     former = export(step, folder)
-    own = [folder / name for name in ("notes.mlir", "mesh.txt")]
-    for path in own:
-        path.write_text("mine")
-    (folder / "executables").mkdir()
-    executable = folder / "executables" / f"{'0' * 64}.xla"
-    executable.write_text("of the earlier plan")
-    found = export(step, folder, "--export-format", "vhlo")
-    modules = [path for path in found if path.name.startswith("mesh_")]
-    assert {path.name for path in modules} == {f"{path.name}.bc" for path in former}
-    assert {*found} - {*modules} == {*own, executable.parent}
-    assert not executable.exists()
+    # Names like those of an export make no difference.
+    own = [folder / name for name in ("mesh_0.edited.mlir", "mesh_9.layer_0.mlir", "mesh.txt")]
+    own[0].write_text(former[0].read_text())
+    own[1].write_text(step.read_text())
+    own[2].write_text("mine")
+    found = export(own[1], folder, "--export-format", "vhlo")
+    assert {path.name for path in found if path not in own} == {f"{it.name}.bc" for it in former}
+    assert {*own} <= {*found}
+
+
+def test_the_program_stays_where_an_earlier_export_wrote_it(step: Path, tmp_path: Path) -> None:
+    former = export(step, tmp_path)
+    command = [str(former[0]), "--cluster", "cpu:1x1", "--export", str(tmp_path)]
+    assert main([*command, "--no-executables", "--export-format", "vhlo"]) == 0
+    assert former[0].exists()
+    assert not former[1].exists()
 
 
 @pytest.mark.parametrize("form", ["vhlo:1.0.0", pytest.param("stablehlo", marks=pytest.mark.slow)])
@@ -157,5 +162,5 @@ def test_a_version_that_lacks_an_op_is_named_with_its_place(
     )
     assert not list(stages.iterdir())
     assert main([*command, "--export-format", "vhlo:1.4.0"]) == 0
-    (written,) = stages.iterdir()
+    (written,) = stages.glob("*.mlir.bc")
     assert "stablehlo.tan" in str(parse(written.read_bytes()))
