@@ -7,9 +7,9 @@ what else the table tracks, and looks for the bounds.
 
 Four things keep it small. Only stages that may be in a better cut than a known one are looked at
 (`step_bounds.py`). Devices are counted in the largest unit of which each submesh has a whole
-number. Only possible stages at possible places are held (`entries.py`). And where hosts of one kind
-are all used, only numbers of devices are tried that leave enough of them for the layers before and
-behind: near the best cut, these are few.
+number. Only possible stages at possible places are held, and none that another one dominates
+(`entries.py`). And only numbers of devices are tried that leave enough of them for the layers
+before and behind: near the best cut, these are few.
 """
 
 from __future__ import annotations
