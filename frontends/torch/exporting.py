@@ -16,6 +16,7 @@ from torch import fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram, default_decompositions
+from torch.export._remove_effect_tokens_pass import _remove_effect_tokens
 from torch.export.graph_signature import InputKind, OutputKind
 from torchax.decompositions import DECOMPOSITIONS
 
@@ -77,7 +78,7 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
             _check_constants(exported)
             problems = write_stops(exported)
             _reshape_views(exported.graph_module)
-            exported = exported.run_decompositions(table)
+            exported = _remove_effect_tokens(exported.run_decompositions(table))
             _write_offsets(exported.graph)
     except (RuntimeError, TypeError) as error:  # The module's own errors pass.
         if isinstance(error, TypeError) and FakeTensor.__name__ not in str(error):

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torchax.ops import jaten
 
 from alpa.torch.corrections import CORRECTIONS
+from alpa.torch.linear_algebra import LINEAR_ALGEBRA
 from alpa.torch.subgradients import SUBGRADIENTS
 
 
@@ -37,11 +38,12 @@ _OWN: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten._assert_scalar.default: lambda *_: None,
     torch.ops.aten._assert_async.default: lambda *_: None,
     torch.ops.aten._assert_async.msg: lambda *_: None,
+    torch.ops.aten._linalg_check_errors.default: lambda *_, **__: None,
     torch.ops.aten.sym_constrain_range_for_size.default: lambda *_, **__: None,
 }
 """Functions instead of torchax's."""
 
-_OF_PACKETS = {**CORRECTIONS, **SUBGRADIENTS}
+_OF_PACKETS = {**CORRECTIONS, **LINEAR_ALGEBRA, **SUBGRADIENTS}
 """The same for all overloads of an op."""
 
 
