@@ -25,6 +25,7 @@ from alpa.torch.lowerings import lowering
 from alpa.torch.places import Place, place_in, place_of
 from alpa.torch.stops import STOPPING_DECOMPOSITIONS, Memory, write_stops
 from alpa.torch.subgradients import WHOLE
+from alpa.torch.unchecked import Unchecked
 
 _STATIC = "a planned program has one control flow: compute both branches, and choose by torch.where"
 _REMEDIES = {
@@ -74,7 +75,8 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         with warnings.catch_warnings():
             # PyTorch's own use of what it deprecates.
             warnings.filterwarnings("ignore", r".*LeafSpec.* is deprecated", FutureWarning)
-            exported = torch.export.export(module, args, dict(kwargs), strict=False)
+            with Unchecked():
+                exported = torch.export.export(module, args, dict(kwargs), strict=False)
             _check_constants(exported)
             problems = write_stops(exported)
             _reshape_views(exported.graph_module)

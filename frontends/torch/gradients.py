@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from alpa.torch.exporting import ExportError
 from alpa.torch.places import Place, place_here
+from alpa.torch.unchecked import Unchecked
 
 
 def check_hooks(module: nn.Module) -> None:
@@ -157,7 +158,7 @@ def check_functions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         ExportError: one does.
     """
     try:
-        with torch.enable_grad(), _NothingDropped() as dropped:
+        with torch.enable_grad(), _NothingDropped() as dropped, Unchecked():
             results = _tensors(module(*args, **kwargs))
         dropped.check(results)
     except _DroppedError as error:

@@ -5,11 +5,46 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 from torch import nn
 
+import alpa.torch
+from alpa.runtime.comparison import compare
+
 F = nn.functional
+
+
+class Function(nn.Module):
+    """A function of a parameter."""
+
+    def __init__(self, function: Callable[[Any], Any], x: torch.Tensor) -> None:
+        super().__init__()
+        self.x, self.function = nn.Parameter(x.clone()), function
+
+    def forward(self) -> Any:
+        return self.function(self.x)
+
+
+def assert_like_pytorch(function: Callable[[Any], Any], x: torch.Tensor) -> None:
+    """Checks that a function has PyTorch's result and gradient under jit."""
+    module = Function(function, x)
+    fn, params, buffers = alpa.torch.from_module(module, ())
+    expected = module()
+    weights = torch.linspace(0.5, 2, expected.numel()).reshape(expected.shape)
+    (expected * weights).sum().backward()
+
+    def run(params: Any) -> Any:
+        result, _ = fn(params, buffers, None)
+        return (result * weights.numpy()).sum(), result
+
+    (_, result), grads = jax.jit(jax.value_and_grad(run, has_aux=True))(params)
+    assert module.x.grad is not None
+    pairs = zip([result, grads["x"]], [expected.detach(), module.x.grad], strict=True)
+    for found, right in pairs:
+        [difference] = compare([found], [right.numpy()])
+        assert difference.ok, difference
 
 
 class Attention(nn.Module):

@@ -10,25 +10,16 @@ import numpy as np
 import pytest
 
 import alpa
-from alpa.runtime.comparison import compare
 
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 alpa_torch = pytest.importorskip("alpa.torch", reason="needs the extra torch")
+models = pytest.importorskip("test.frontends.torch.models", reason="needs the extra torch")
 nn, linalg = torch.nn, torch.linalg
 
 RANDOM = torch.Generator().manual_seed(0)
 MATRICES = torch.randn(2, 4, 4, generator=RANDOM)
 POSITIVE = MATRICES @ MATRICES.mT + 4 * torch.eye(4)
 OTHERS = torch.randn(2, 4, 4, generator=RANDOM)
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[[Any], Any], x: Any) -> None:
-        super().__init__()
-        self.x, self.function = nn.Parameter(x.clone()), function
-
-    def forward(self) -> Any:
-        return self.function(self.x)
 
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
@@ -58,27 +49,12 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS.keys())
 def test_results_and_gradients(function: Callable[[Any], Any]) -> None:
-    module = Function(function, POSITIVE)
-    fn, params, buffers = alpa_torch.from_module(module, ())
-    expected = module()
-    weights = torch.linspace(0.5, 2, expected.numel()).reshape(expected.shape)
-    (expected * weights).sum().backward()
-
-    def run(params: Any) -> Any:
-        result, _ = fn(params, buffers, None)
-        return (result * weights.numpy()).sum(), result
-
-    (_, result), grads = jax.jit(jax.value_and_grad(run, has_aux=True))(params)
-    assert result.shape == expected.shape
-    pairs = [(result, expected.detach()), (grads["x"], module.x.grad)]
-    for found, right in pairs:
-        [difference] = compare([found], [right.numpy()])
-        assert difference.ok, difference
+    models.assert_like_pytorch(function, POSITIVE)
 
 
 def test_a_singular_matrix_has_no_finite_inverse() -> None:
     """PyTorch raises an error, and JAX checks no values."""
-    fn, params, buffers = alpa_torch.from_module(Function(linalg.inv, torch.ones(2, 2)), ())
+    fn, params, buffers = alpa_torch.from_module(models.Function(linalg.inv, torch.ones(2, 2)), ())
     assert not np.isfinite(fn(params, buffers, None)[0]).all()
 
 
