@@ -13,6 +13,7 @@ from torchax.ops import jaten
 
 from alpa.torch.corrections import CORRECTIONS
 from alpa.torch.linear_algebra import LINEAR_ALGEBRA
+from alpa.torch.random import RANDOM
 from alpa.torch.subgradients import SUBGRADIENTS
 
 
@@ -78,6 +79,8 @@ def lowering(op: OpOverload) -> Lowering | None:
     """
     if (own := _OWN.get(op) or _OF_PACKETS.get(op.overloadpacket)) is not None:
         return Lowering(function=own, draws=False)
+    if (own := RANDOM.get(op.overloadpacket)) is not None:
+        return Lowering(function=own, draws=True)
     # Its import fills the registry. torchax's environment does as well, but creates JAX's devices.
     registry = jaten.ops_registry.all_aten_ops
     found = registry.get(op) or registry.get(op.overloadpacket)
