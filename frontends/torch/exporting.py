@@ -14,10 +14,16 @@ from typing import Any, cast
 import torch
 from torch import fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedOperatorException,
+)
 from torch.export import ExportedProgram, default_decompositions
 from torch.export._remove_effect_tokens_pass import _remove_effect_tokens
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
 from torchax.decompositions import DECOMPOSITIONS
 
 from alpa.torch.corrections import UNDECOMPOSED
@@ -27,20 +33,42 @@ from alpa.torch.stops import STOPPING_DECOMPOSITIONS, Memory, write_stops
 from alpa.torch.subgradients import WHOLE
 from alpa.torch.unchecked import Unchecked
 
-_STATIC = "a planned program has one control flow: compute both branches, and choose by torch.where"
 _REMEDIES = {
-    **dict.fromkeys(("data-dependent", "Could not guard", "jax devices"), _STATIC),
-    FakeTensor.__name__: "shapes and numbers cannot depend on values; use a mask and torch.where",
+    "_ctc_loss": (
+        "return the scores from forward, and compute the loss of them by optax.ctc_loss, which "
+        "has masks instead of lengths"
+    ),
+    "linalg_lstsq": "use torch.linalg.pinv(a) @ b",
+    **dict.fromkeys(
+        ("data-dependent", "Could not guard", "jax devices"),
+        "a planned program has one control flow: compute both branches, and choose by torch.where",
+    ),
+    **dict.fromkeys(
+        (FakeTensor.__name__, "depends on values"),
+        "shapes and numbers cannot depend on values; use a mask and torch.where",
+    ),
+    "has no shapes": "compute it outside of the module, by a function of JAX",
 }
-"""What to do, by a word of PyTorch's reason."""
+"""What to do, by a word of PyTorch's reason; the first that occurs."""
 
-_REMEDIES_IN = {
+_VALUES_READ_IN = {
     "_detect_is_causal_mask": (
         "PyTorch compares the mask with a causal one, unless the call says whether it is: pass "
         "is_causal=True if the mask is causal, and False if not (tgt_is_causal for a decoder)"
-    )
+    ),
+    "_BatchNorm.forward": (
+        "with momentum=None, a batch norm divides by the number of batches, which is a value; pass "
+        "a number, such as momentum=0.1"
+    ),
+    "Distribution.__init__": (
+        "a distribution checks the values of its arguments; pass validate_args=False"
+    ),
+    "_single_tensor_radam": (
+        "the formula of a step depends on the number of steps, which is a value; use optax.radam, "
+        "or AdamW with a learning rate that grows in the first steps"
+    ),
 }
-"""What to do, by a function of PyTorch in which the error is raised."""
+"""Why values are read and what to do, by the function of PyTorch that reads them."""
 
 _BAGS = {torch.ops.aten._embedding_bag, torch.ops.aten._embedding_bag_forward_only}
 _RANGE = torch.ops.aten.arange.start_step
@@ -62,8 +90,16 @@ class ExportError(ValueError):
     """A module that cannot be exported, with the line and the reason."""
 
 
-def export(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportedProgram:
+def export(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str = ""
+) -> ExportedProgram:
     """Exports a module for arguments, whose tensors may be fake, to ops that have a lowering.
+
+    Args:
+        module: its `forward` is exported.
+        args: of `forward`.
+        kwargs: of `forward`.
+        name: what errors call the module: its class by default.
 
     Raises:
         ExportError: PyTorch cannot export it, or JAX cannot run it.
@@ -85,7 +121,7 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     except (RuntimeError, TypeError) as error:  # The module's own errors pass.
         if isinstance(error, TypeError) and FakeTensor.__name__ not in str(error):
             raise
-        raise _refused(module, error) from error
+        raise _refused(name or type(module).__name__, error) from error
     problems = list(dict.fromkeys([*problems, *_problems(exported)]))
     if problems:
         more = f" (and {len(problems) - 1} more of its operations)" if len(problems) > 1 else ""
@@ -146,19 +182,26 @@ def _write_offsets(graph: fx.Graph) -> None:
                 node.update_arg(2, [*range(*offsets.args)])
 
 
-def _refused(module: nn.Module, error: Exception) -> ExportError:
+def _refused(name: str, error: Exception) -> ExportError:
     place = place_in(error.__traceback__)
     where = "" if place is None else f"{place}: "
-    reason = str(error).strip().partition("\n")[0].rstrip(".")
-    functions = {one.name for one in traceback.extract_tb(error.__traceback__)}
-    remedies = [
-        *(remedy for name, remedy in _REMEDIES_IN.items() if name in functions),
-        *(remedy for word, remedy in _REMEDIES.items() if word in reason),
-    ]
-    return ExportError(
-        f"{where}torch.export cannot export {type(module).__name__}: "
-        + "; ".join([reason, *remedies[:1]])
-    )
+    return ExportError(f"{where}torch.export cannot export {name}: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    """Why PyTorch cannot export, and what to do."""
+    if isinstance(error, UnsupportedOperatorException):
+        reason = f"it has no shapes for the results of {error.func}"
+    elif isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        reason = f"the result of {error.func} depends on values"
+    else:
+        reason = str(error).strip().partition("\n")[0].partition(" (unhinted")[0].rstrip(".")
+    if "data-dependent" in reason:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if (known := _VALUES_READ_IN.get(frame.f_code.co_qualname)) is not None:
+                return known
+    remedies = [remedy for word, remedy in _REMEDIES.items() if word in reason]
+    return "; ".join([reason, *remedies[:1]])
 
 
 def _problems(exported: ExportedProgram) -> Iterator[str]:
@@ -193,8 +236,9 @@ def _problem(node: fx.Node) -> str:
             f"JAX cannot run {op.name()}: torchax {lacks}; use other operations, or register one "
             f"by torchax.ops.ops_registry.register_torch_dispatch_op(torch.ops.{op}, function)"
         )
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in value.shape):
+    values = pytree.tree_leaves(node.meta.get("val"))
+    shapes = [one.shape for one in values if isinstance(one, torch.Tensor)]
+    if any(isinstance(size, torch.SymInt) for shape in shapes for size in shape):
         return (
             f"the shape of {op.name()}'s result depends on values, and shapes are static; use a "
             "mask and torch.where"

@@ -53,7 +53,7 @@ class UpdateFunction:
         leaves, spec = flattened(given, {})
         if self._program is None:
             args, _ = fake_arguments(leaves, spec)
-            self._program = Program(export(self._step, args, {}), {}, ())
+            self._program = Program(export(self._step, args, {}, self._step.kind), {}, ())
         (new, state), _ = self._program({}, leaves, None)
         return {**params, **new}, state
 
@@ -99,7 +99,14 @@ def from_optimizer(
             } or _first_state(optimizer, group, parameter)
     names = [[name_of[id(parameter)] for parameter in parameters] for parameters in trained]
     rates = [jnp.asarray(float(group["lr"]), jnp.float32) for group in groups]
-    return UpdateFunction(optimizer, names), {"lr": rates, "params": kept}
+    update, state = UpdateFunction(optimizer, names), State(lr=rates, params=kept)
+    params = {
+        name_of[id(one)]: jax.ShapeDtypeStruct(one.shape, array_dtype(one.dtype))
+        for parameters in trained
+        for one in parameters
+    }
+    jax.eval_shape(update, params, state, params)  # exports the step, or refuses it
+    return update, state
 
 
 class _Step(nn.Module):

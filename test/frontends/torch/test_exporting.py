@@ -86,11 +86,38 @@ def custom(self: Any, x: Any) -> Any:
     return torch.ops.alpa_test.twice(x)
 
 
+def ctc(self: Any, x: Any) -> Any:
+    scores = x.reshape(2, 1, 2).log_softmax(-1)
+    return nn.functional.ctc_loss(scores, torch.ones(1, 1).long(), (2,), (1,))
+
+
+def least_squares(self: Any, x: Any) -> Any:
+    return torch.linalg.lstsq(x.reshape(2, 2), x.reshape(2, 2))[0]
+
+
+def distributed(self: Any, x: Any) -> Any:
+    return torch.distributions.Normal(x, 1.0).log_prob(x)
+
+
+LIBRARY = torch.library.Library("alpa_test", "FRAGMENT")
+LIBRARY.define("shapeless(Tensor x) -> Tensor")
+LIBRARY.impl("shapeless", lambda x: 2 * x, "CPU")
+
+
+def without_shapes(self: Any, x: Any) -> Any:
+    return torch.ops.alpa_test.shapeless(x)
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
         (branch, r"branch.*torch.where"),
         (selected, r"shape of aten::.* depends on values"),
+        (lambda _, x: x.unique(), r"shape of aten::_unique2's result depends on values"),
+        (ctc, r"aten._ctc_loss.default depends on values; .* optax.ctc_loss"),
+        (least_squares, r"linalg_lstsq.default depends on values; use torch.linalg.pinv"),
+        (distributed, r"a distribution checks .* pass validate_args=False"),
+        (without_shapes, r"no shapes for .* alpa_test.shapeless.default; .* outside of the module"),
         (conditional, r"compute both branches"),
         (in_place, r"changes its argument x in place; clone it first"),
         (drawn, r"JAX cannot run aten::poisson.*random key"),
@@ -120,13 +147,23 @@ def test_a_mask_needs_a_word_whether_it_is_causal_and_the_remedy_works() -> None
             return self.encoder(x, mask, **self.options)
 
     x = torch.randn(2, 4, 8)
-    message = r"test_exporting.py:\d+: .*; PyTorch compares the mask .* pass is_causal=True"
+    message = r"test_exporting.py:\d+: .*: PyTorch compares the mask .* pass is_causal=True"
     with pytest.raises(alpa_torch.ExportError, match=message):
         alpa_torch.from_module(Masked(), (x,))
     module = Masked(is_causal=True).eval()
     fn, params, buffers = alpa_torch.from_module(module, (x,))
     result, _ = fn(params, buffers, None, x.numpy())
     np.testing.assert_allclose(result, module(x).detach().numpy(), atol=1e-5)
+
+
+def test_a_batch_norm_that_counts_batches_is_refused() -> None:
+    x = torch.ones(4, 3)
+    message = r"^torch.export cannot export BatchNorm1d: with momentum=None, .* momentum=0.1$"
+    with pytest.raises(alpa_torch.ExportError, match=message):
+        alpa_torch.from_module(nn.BatchNorm1d(3, momentum=None), (x,))
+    alpa_torch.from_module(nn.BatchNorm1d(3, momentum=None).eval(), (x,))
+    with pytest.raises(alpa_torch.ExportError, match=r"BatchNorm1d: (?!with momentum)"):
+        alpa_torch.from_module(nn.BatchNorm1d(4, momentum=None).eval(), (x,))
 
 
 @pytest.mark.parametrize(

@@ -185,8 +185,9 @@ def test_a_planned_step_updates_the_state() -> None:
             r"SGD's first step .* state of zeros",
         ),
         (lambda p: optim.NAdam(p), r"NAdam's first step .* state of zeros"),
+        (lambda p: optim.RAdam(p), r"cannot export RAdam: the formula of a step .*optax.radam"),
     ],
-    ids=["LBFGS", "SGD with dampening", "NAdam"],
+    ids=["LBFGS", "SGD with dampening", "NAdam", "RAdam"],
 )
 def test_others_are_refused(make: Any, message: str) -> None:
     module, _, _ = problem()
