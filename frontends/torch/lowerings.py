@@ -13,6 +13,7 @@ from torchax.ops import jaten
 
 from alpa.torch.corrections import CORRECTIONS
 from alpa.torch.linear_algebra import LINEAR_ALGEBRA
+from alpa.torch.order import ORDER
 from alpa.torch.random import RANDOM
 from alpa.torch.subgradients import SUBGRADIENTS
 
@@ -44,7 +45,7 @@ _OWN: dict[OpOverload, Callable[..., Any]] = {
 }
 """Functions instead of torchax's."""
 
-_OF_PACKETS = {**CORRECTIONS, **LINEAR_ALGEBRA, **SUBGRADIENTS}
+_OF_PACKETS = {**CORRECTIONS, **LINEAR_ALGEBRA, **ORDER, **SUBGRADIENTS}
 """The same for all overloads of an op."""
 
 

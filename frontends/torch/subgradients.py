@@ -1,7 +1,7 @@
 """Functions of JAX that have PyTorch's gradients where a function has a kink.
 
-There, JAX and torchax choose another gradient, or compute 0 / 0: of `abs` at 0, of a norm of zeros,
-or of the largest of equal elements. Zeros are common: initial biases, padding, results of ReLU.
+There, JAX and torchax choose another gradient, or compute 0 / 0: of `abs` at 0, or of a norm of
+zeros. Zeros are common: initial biases, padding, results of ReLU.
 Where a branch that is not taken overflows, its gradient would be 0 * inf; it gets other numbers.
 """
 
@@ -137,31 +137,23 @@ def sinc(x: Any) -> Any:
 
 def power(x: Any, y: Any) -> Any:
     """The gradient of `x**0` is 0; torchax has NaN at 0."""
-    if isinstance(y, int | float) and y == 0 and not isinstance(x, int | float):
-        return _torchax(torch.ops.aten.pow)(jax.lax.stop_gradient(x), y)
+    if not isinstance(x, int | float):
+        x = jnp.where(y == 0, jax.lax.stop_gradient(x), x)
     return _torchax(torch.ops.aten.pow)(x, y)
 
 
-def largest(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """The gradient of the largest along a dimension goes to the first one; JAX divides it."""
-    return _extreme(torch.ops.aten.max, jnp.argmax, x, dim, keepdim)
+def arctan2(y: Any, x: Any) -> Any:
+    """The gradient of the angle of (0, 0) is 0; JAX has NaN."""
+    is_origin = (y == 0) & (x == 0)
+    angle = _torchax(torch.ops.aten.atan2)(y, jnp.where(is_origin, 1, x))
+    at_origin = _torchax(torch.ops.aten.atan2)(*(jax.lax.stop_gradient(one) for one in (y, x)))
+    return jnp.where(is_origin, at_origin, angle)
 
 
-def smallest(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """As `largest`."""
-    return _extreme(torch.ops.aten.min, jnp.argmin, x, dim, keepdim)
-
-
-def _extreme(op: Any, index_of: Callable[..., Any], x: Any, dim: Any, keepdim: bool) -> Any:
-    if dim is None:
-        return _torchax(op)(x)
-    value, index = _torchax(op)(x, dim, keepdim)
-    if x.ndim == 0 or not jnp.issubdtype(x.dtype, jnp.floating):
-        return value, index
-    # A gather would have these gradients, too, but masks are sharded as `x` is.
-    positions = jax.lax.broadcasted_iota(index.dtype, x.shape, dim % x.ndim)
-    chosen = positions == index_of(x, dim, keepdims=True)
-    return jnp.where(chosen, x, 0).sum(dim, keepdims=keepdim), index
+def copysign(x: Any, y: Any) -> Any:
+    """The gradient at 0 is 0."""
+    signed = _torchax(torch.ops.aten.copysign)(x, y)
+    return jnp.where(x == 0, jax.lax.stop_gradient(signed), signed)
 
 
 def vector_norm(
@@ -266,8 +258,8 @@ SUBGRADIENTS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.fmin: fmin,
     torch.ops.aten.sinc: sinc,
     torch.ops.aten.pow: power,
-    torch.ops.aten.max: largest,
-    torch.ops.aten.min: smallest,
+    torch.ops.aten.atan2: arctan2,
+    torch.ops.aten.copysign: copysign,
     torch.ops.aten.linalg_vector_norm: vector_norm,
     torch.ops.aten._cdist_forward: distances,
     torch.ops.aten._pdist_forward: own_distances,

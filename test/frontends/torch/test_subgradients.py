@@ -25,14 +25,6 @@ def std(x: Any) -> Any:
     return x.std(1)
 
 
-def max_and_index(x: Any) -> Any:
-    return x.max(1)
-
-
-def min_kept(x: Any) -> Any:
-    return x.min(0, keepdim=True)[0]
-
-
 KINKS: dict[str, Callable[[Any], Any]] = {
     "abs": torch.abs,
     "l1 loss": lambda x: F.l1_loss(x, OTHERS),
@@ -48,8 +40,9 @@ KINKS: dict[str, Callable[[Any], Any]] = {
     "fmin": lambda x: torch.fmin(x, OTHERS),
     "sinc": torch.sinc,
     "power of 0": lambda x: x**0 + x,
-    "max": max_and_index,
-    "min": min_kept,
+    "power of a tensor": lambda x: x.abs() ** OTHERS.abs(),
+    "angle": lambda x: torch.atan2(x, OTHERS),
+    "sign of another": lambda x: torch.copysign(x, OTHERS - 1),
     **{f"norm {p}": lambda x, p=p: x.norm(p=p, dim=1) for p in (0.5, 1, 2, 3, float("inf"))},
     "norm of all": lambda x: torch.linalg.norm(x * 0),
     "normalize": lambda x: F.normalize(x, dim=1, eps=0.1),
