@@ -28,7 +28,7 @@ from torchax.decompositions import DECOMPOSITIONS
 
 from alpa.torch.corrections import UNDECOMPOSED
 from alpa.torch.lowerings import lowering
-from alpa.torch.places import Place, place_in, place_of
+from alpa.torch.places import Place, located, place_in, place_of
 from alpa.torch.stops import STOPPING_DECOMPOSITIONS, Memory, write_stops
 from alpa.torch.subgradients import WHOLE
 from alpa.torch.unchecked import Unchecked
@@ -138,13 +138,12 @@ def _check_constants(exported: ExportedProgram) -> None:
     inputs = {node.name: node for node in exported.graph.find_nodes(op="placeholder")}
     for spec in cast(Any, exported.graph_signature.input_specs):
         if isinstance(exported.constants.get(spec.target), FakeTensor):
-            place = _place_of_use(inputs[spec.arg.name])
-            where = "" if place is None else f"{place}: "
-            raise ExportError(
-                f"{where}torch.export does not see how a tensor here is computed; use detach() "
-                "instead of .data, and jax.grad of the function instead of torch.autograd.grad, "
-                "and compute what the module keeps of parameters in forward"
+            message = (
+                "torch.export does not see how a tensor here is computed; use detach() instead of "
+                ".data, and jax.grad of the function instead of torch.autograd.grad, and compute "
+                "what the module keeps of parameters in forward"
             )
+            raise ExportError(located(_place_of_use(inputs[spec.arg.name]), message))
 
 
 def _place_of_use(node: fx.Node) -> Place | None:
@@ -183,9 +182,8 @@ def _write_offsets(graph: fx.Graph) -> None:
 
 
 def _refused(name: str, error: Exception) -> ExportError:
-    place = place_in(error.__traceback__)
-    where = "" if place is None else f"{place}: "
-    return ExportError(f"{where}torch.export cannot export {name}: {_reason(error)}")
+    message = f"torch.export cannot export {name}: {_reason(error)}"
+    return ExportError(located(place_in(error.__traceback__), message))
 
 
 def _reason(error: Exception) -> str:
@@ -208,8 +206,7 @@ def _problems(exported: ExportedProgram) -> Iterator[str]:
     """Says what JAX cannot run, or what a pure function cannot do."""
     for node in exported.graph.nodes:
         if node.op == "call_function" and (problem := _problem(node)):
-            place = place_of(node)
-            yield f"{place}: {problem}" if place else problem
+            yield located(place_of(node), problem)
     signature = exported.graph_signature
     for spec in signature.output_specs:
         if spec.kind in _CHANGED:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from alpa.torch.exporting import ExportError
-from alpa.torch.places import Place, place_here
+from alpa.torch.places import Place, located, place_here
 from alpa.torch.unchecked import Unchecked
 
 
@@ -163,8 +163,8 @@ def check_functions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
         dropped.check(results)
     except _DroppedError as error:
         what, remedy, place = error.args
-        where = "" if place is None else f"{place}: "
-        raise ExportError(f"{where}forward {what}, which torch.export drops; {remedy}") from None
+        message = f"forward {what}, which torch.export drops; {remedy}"
+        raise ExportError(located(place, message)) from None
     found: list[Any] = [one.grad_fn for one in results]
     seen: set[Any] = {None}
     while found:

@@ -26,6 +26,11 @@ class Place:
         return f"{self.file}:{self.line}"
 
 
+def located(place: Place | None, message: str) -> str:
+    """A message that begins with its place, if that is known."""
+    return message if place is None else f"{place}: {message}"
+
+
 def place_of(node: fx.Node) -> Place | None:
     """The innermost line outside of PyTorch that a node comes from.
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from alpa.torch.arrays import array_dtype, tensor_dtype, to_array
 from alpa.torch.interpreter import Interpreter
 from alpa.torch.lowerings import lowering
-from alpa.torch.places import place_of
+from alpa.torch.places import located, place_of
 
 _CONSTANTS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
 
@@ -114,13 +114,11 @@ class Program:
             TypeError: the module draws random numbers, and `key` is None.
         """
         if self._draws is not None and key is None:
-            place = place_of(self._draws)
-            where = "" if place is None else f"{place}: "
-            raise TypeError(
-                f"{where}the module draws random numbers, and the key is None; "
-                "pass another key in each step, for example jax.random.fold_in(key, step), or "
-                "export the module in eval mode"
+            message = (
+                "the module draws random numbers, and the key is None; pass another key in each "
+                "step, for example jax.random.fold_in(key, step), or export the module in eval mode"
             )
+            raise TypeError(located(place_of(self._draws), message))
         given = iter(leaves)
         arrays: list[Any] = []
         for spec in self._signature.input_specs:

@@ -18,7 +18,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from alpa.torch.lowerings import STOP_GRADIENT
-from alpa.torch.places import place_of
+from alpa.torch.places import located, place_of
 
 _DETACH = torch.ops.aten.detach.default
 _NO_GRAD = cast(Any, torch.ops.higher_order).wrap_with_set_grad_enabled
@@ -70,12 +70,11 @@ def write_stops(exported: ExportedProgram) -> list[str]:
         if change is None:
             _stop(node, n)
         elif memory.of(cast(fx.Node, node.args[n])).isdisjoint(given):
-            place = place_of(change)
-            where = "" if place is None else f"{place}: "
-            refused.append(
-                f"{where}changes a tensor in place that is detached or under no_grad, and has a "
-                "gradient elsewhere; change a clone"
+            message = (
+                "changes a tensor in place that is detached or under no_grad, and has a gradient "
+                "elsewhere; change a clone"
             )
+            refused.append(located(place_of(change), message))
     for module in exported.graph_module.modules():
         if isinstance(module, fx.GraphModule):
             module.recompile()
