@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
+import torch.export._remove_effect_tokens_pass as effect_tokens
 from torch import fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import (
@@ -21,7 +22,6 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.export import ExportedProgram, default_decompositions
-from torch.export._remove_effect_tokens_pass import _remove_effect_tokens
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 from torchax.decompositions import DECOMPOSITIONS
@@ -116,7 +116,9 @@ def export(
             _check_constants(exported)
             problems = write_stops(exported)
             _reshape_views(exported.graph_module)
-            exported = _remove_effect_tokens(exported.run_decompositions(table))
+            exported = exported.run_decompositions(table)
+            # Checks of linear algebra are effects, and have tokens for their order.
+            exported = cast(Any, effect_tokens)._remove_effect_tokens(exported)
             _write_offsets(exported.graph)
     except (RuntimeError, TypeError) as error:  # The module's own errors pass.
         if isinstance(error, TypeError) and FakeTensor.__name__ not in str(error):

@@ -31,7 +31,7 @@ def gaussian_nll_loss(
     reduction: str = "mean",
 ) -> torch.Tensor:
     """Does not check that no variance is negative."""
-    if isinstance(var, float):
+    if isinstance(var, int | float):
         var = torch.full_like(x, var)
     elif var.shape == x.shape[:-1]:
         var = var.unsqueeze(-1)
@@ -77,7 +77,7 @@ def corrcoef(x: torch.Tensor) -> torch.Tensor:
     return c.clamp(-1, 1)
 
 
-_UNCHECKED = {
+_UNCHECKED: dict[Any, Any] = {
     functional.gaussian_nll_loss: gaussian_nll_loss,
     torch.cov: cov,
     torch.Tensor.cov: cov,
