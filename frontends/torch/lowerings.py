@@ -9,12 +9,14 @@ from typing import Any
 import jax
 import torch
 from torch._ops import OpOverload
-from torchax.ops import jaten
 
 from alpa.torch.corrections import CORRECTIONS
+from alpa.torch.embeddings import EMBEDDINGS
 from alpa.torch.linear_algebra import LINEAR_ALGEBRA
 from alpa.torch.order import ORDER
+from alpa.torch.pools import POOLS
 from alpa.torch.random import RANDOM
+from alpa.torch.registry import REGISTRY
 from alpa.torch.subgradients import SUBGRADIENTS
 
 
@@ -45,7 +47,7 @@ _OWN: dict[OpOverload, Callable[..., Any]] = {
 }
 """Functions instead of torchax's."""
 
-_OF_PACKETS = {**CORRECTIONS, **LINEAR_ALGEBRA, **ORDER, **SUBGRADIENTS}
+_OF_PACKETS = {**CORRECTIONS, **EMBEDDINGS, **LINEAR_ALGEBRA, **ORDER, **POOLS, **SUBGRADIENTS}
 """The same for all overloads of an op."""
 
 
@@ -82,9 +84,7 @@ def lowering(op: OpOverload) -> Lowering | None:
         return Lowering(function=own, draws=False)
     if (own := RANDOM.get(op.overloadpacket)) is not None:
         return Lowering(function=own, draws=True)
-    # Its import fills the registry. torchax's environment does as well, but creates JAX's devices.
-    registry = jaten.ops_registry.all_aten_ops
-    found = registry.get(op) or registry.get(op.overloadpacket)
+    found = REGISTRY.get(op) or REGISTRY.get(op.overloadpacket)
     draws = torch.Tag.nondeterministic_seeded in op.tags
     if found is None or not found.is_jax_function or found.needs_env != draws:
         return None

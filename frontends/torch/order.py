@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from torchax.ops import jaten
+
+from alpa.torch.registry import torchax_function
 
 
 def sort(
@@ -95,7 +96,7 @@ def smallest(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
 
 def _extreme(op: Any, index_of: Callable[..., Any], x: Any, dim: Any, keepdim: bool) -> Any:
     if dim is None:
-        return jaten.ops_registry.all_aten_ops[op].func(x)
+        return torchax_function(op)(x)
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int32)
     positions = _positions(x, dim)

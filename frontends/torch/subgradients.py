@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from torchax.ops import jaten
+
+from alpa.torch.registry import torchax_function
 
 
 def absolute(x: Any) -> Any:
@@ -139,20 +140,22 @@ def power(x: Any, y: Any) -> Any:
     """The gradient of `x**0` is 0; torchax has NaN at 0."""
     if not isinstance(x, int | float):
         x = jnp.where(y == 0, jax.lax.stop_gradient(x), x)
-    return _torchax(torch.ops.aten.pow)(x, y)
+    return torchax_function(torch.ops.aten.pow)(x, y)
 
 
 def arctan2(y: Any, x: Any) -> Any:
     """The gradient of the angle of (0, 0) is 0; JAX has NaN."""
     is_origin = (y == 0) & (x == 0)
-    angle = _torchax(torch.ops.aten.atan2)(y, jnp.where(is_origin, 1, x))
-    at_origin = _torchax(torch.ops.aten.atan2)(*(jax.lax.stop_gradient(one) for one in (y, x)))
+    angle = torchax_function(torch.ops.aten.atan2)(y, jnp.where(is_origin, 1, x))
+    at_origin = torchax_function(torch.ops.aten.atan2)(
+        *(jax.lax.stop_gradient(one) for one in (y, x))
+    )
     return jnp.where(is_origin, at_origin, angle)
 
 
 def copysign(x: Any, y: Any) -> Any:
     """The gradient at 0 is 0."""
-    signed = _torchax(torch.ops.aten.copysign)(x, y)
+    signed = torchax_function(torch.ops.aten.copysign)(x, y)
     return jnp.where(x == 0, jax.lax.stop_gradient(signed), signed)
 
 
@@ -168,7 +171,7 @@ def vector_norm(
     if dtype is not None:
         x = x.astype(dtype)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return _torchax(torch.ops.aten.linalg_vector_norm)(x, order, dim, keepdim)
+        return torchax_function(torch.ops.aten.linalg_vector_norm)(x, order, dim, keepdim)
     # Squares of 16 bits overflow.
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return _norm(wide, order, _axes(dim), keepdim).astype(x.dtype)
@@ -232,10 +235,6 @@ def _root(x: Any, power: float) -> Any:
     safe = jnp.where(some, x, 1)
     root = jnp.sqrt(safe) if power == 0.5 else safe**power
     return jnp.where(some, root, 0 if power > 0 else jnp.inf).astype(x.dtype)
-
-
-def _torchax(op: Any) -> Callable[..., Any]:
-    return jaten.ops_registry.all_aten_ops[op].func
 
 
 SUBGRADIENTS: dict[Any, Callable[..., Any]] = {

@@ -47,6 +47,26 @@ def assert_like_pytorch(function: Callable[[Any], Any], x: torch.Tensor) -> None
         assert difference.ok, difference
 
 
+def assert_module_like_pytorch(module: Any, *args: Any) -> None:
+    """The result is PyTorch's, and so are the gradients of its squares."""
+    fn, params, buffers = alpa.torch.from_module(module, args)
+    given = [one.numpy() for one in args]
+
+    @jax.jit
+    def run(params: Any, given: Any) -> Any:
+        result, _ = fn(params, buffers, None, *given)
+        return (result**2).sum(), result
+
+    (_, result), grads = jax.value_and_grad(run, has_aux=True)(params, given)
+    expected = module(*args)
+    (expected**2).sum().backward()
+    [difference] = compare([result], [expected.detach().numpy()])
+    assert difference.ok, difference
+    for name, one in module.named_parameters():
+        [difference] = compare([grads[name]], [one.grad.numpy()])
+        assert difference.ok, (name, difference)
+
+
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
