@@ -16,6 +16,8 @@ import torch
 
 from alpa.torch.registry import torchax_function
 
+from alpa.torch.arrays import array_dtype
+
 
 def absolute(x: Any) -> Any:
     """The gradient at 0 is 0; JAX has 1."""
@@ -88,7 +90,7 @@ def selu(x: Any) -> Any:
 def safe_softmax(x: Any, dim: int, dtype: Any = None) -> Any:
     """The softmax of nothing but -inf is 0, and so is its gradient."""
     if dtype is not None:
-        x = x.astype(dtype)
+        x = x.astype(array_dtype(dtype))
     is_masked = (x == -jnp.inf).all(dim, keepdims=True)
     return jnp.where(is_masked, 0, jax.nn.softmax(jnp.where(is_masked, 0, x), dim))
 
@@ -169,7 +171,7 @@ def vector_norm(
 ) -> Any:
     """The gradient of a norm of zeros is 0; torchax has NaN, or 1 for order 1."""
     if dtype is not None:
-        x = x.astype(dtype)
+        x = x.astype(array_dtype(dtype))
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return torchax_function(torch.ops.aten.linalg_vector_norm)(x, order, dim, keepdim)
     # Squares of 16 bits overflow.

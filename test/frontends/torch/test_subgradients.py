@@ -122,3 +122,22 @@ def test_sums_of_16_bits_do_not_overflow(function: Callable[[Any], Any]) -> None
     result, _ = fn({}, {}, None, jnp.asarray(x.numpy()))
     assert result.dtype == jnp.float16
     assert result == module(x).item() < 1024
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.linalg.vector_norm(x, dim=1, dtype=torch.float32),
+        lambda x: torch.linalg.norm(x, dim=1, dtype=torch.float32),
+        lambda x: torch.norm(x, dim=1, dtype=torch.float32),
+        lambda x: torch._safe_softmax(x, 1, torch.float32),
+    ],
+    ids=["vector norm", "linalg norm", "norm", "softmax"],
+)
+def test_results_of_another_type(function: Callable[[Any], Any]) -> None:
+    x = VALUES.bfloat16()
+    module = Size(function)
+    fn, _, _ = alpa_torch.from_module(module, (x,))
+    result, _ = fn({}, {}, None, jnp.asarray(VALUES.numpy(), jnp.bfloat16))
+    assert result.dtype == jnp.float32
+    np.testing.assert_allclose(result, module(x).numpy(), rtol=1e-6)
