@@ -54,29 +54,44 @@ def hardtanh(x: Any, low: float = -1, high: float = 1) -> Any:
 
 def hardsigmoid(x: Any) -> Any:
     """The gradient at the bounds is 0."""
-    return hardtanh(x + 3, 0, 6) / 6
+    return (hardtanh(_wide(x) + 3, 0, 6) / 6).astype(x.dtype)
 
 
 def hardswish(x: Any) -> Any:
-    """The gradient is 0 at the lower bound, and 1 at the upper one."""
-    return jnp.where(x <= -3, 0, jnp.where(x >= 3, x, x * (x + 3) / 6)).astype(x.dtype)
+    """The gradient is 0 at the lower bound, and 1 at the upper one, also of infinity."""
+    wide = _wide(x)
+    inner = jnp.where(jnp.isinf(wide), 0, wide)
+    curved = inner * (inner + 3) / 6
+    return jnp.where(x <= -3, 0, jnp.where(x >= 3, wide, curved)).astype(x.dtype)
 
 
 def softplus(x: Any, beta: float = 1, threshold: float = 20) -> Any:
     """The gradient above the threshold is 1, also where exp(x) overflows."""
-    is_linear = x * beta > threshold
-    curved = jnp.log1p(jnp.exp(jnp.where(is_linear, 0, x) * beta)) / beta
-    return jnp.where(is_linear, x, curved).astype(x.dtype)
+    wide = _wide(x)
+    is_linear = wide * beta > threshold
+    curved = jnp.log1p(jnp.exp(jnp.where(is_linear, 0, wide) * beta)) / beta
+    return jnp.where(is_linear, wide, curved).astype(x.dtype)
 
 
 def mish(x: Any) -> Any:
-    return x * jnp.tanh(softplus(x))
+    wide = _wide(x)
+    return (wide * jnp.tanh(softplus(wide))).astype(x.dtype)
 
 
 def elu(x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
     """The gradient of positive numbers is finite, also where exp(x) overflows."""
-    curved = jnp.expm1(jnp.where(x > 0, 0, x) * input_scale) * alpha
-    return (jnp.where(x > 0, x, curved) * scale).astype(x.dtype)
+    wide = _wide(x)
+    curved = _expm1(jnp.where(x > 0, 0, wide) * input_scale) * alpha
+    return (jnp.where(x > 0, wide, curved) * scale).astype(x.dtype)
+
+
+@jax.custom_jvp
+def _expm1(x: Any) -> Any:
+    """`exp(x) - 1`. JAX computes the derivative as `expm1(x) + 1`, which cancels."""
+    return jnp.expm1(x)
+
+
+_expm1.defjvps(lambda tangent, _, x: tangent * jnp.exp(x))
 
 
 def celu(x: Any, alpha: float = 1) -> Any:
@@ -135,7 +150,8 @@ def fmin(x: Any, y: Any) -> Any:
 
 def sinc(x: Any) -> Any:
     """torchax's gradient at 0 is NaN."""
-    return jnp.sinc(x)
+    result = jnp.sinc(_wide(x))
+    return result.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else result
 
 
 def power(x: Any, y: Any) -> Any:
@@ -175,8 +191,7 @@ def vector_norm(
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return torchax_function(torch.ops.aten.linalg_vector_norm)(x, order, dim, keepdim)
     # Squares of 16 bits overflow.
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return _norm(wide, order, _axes(dim), keepdim).astype(x.dtype)
+    return _norm(_wide(x), order, _axes(dim), keepdim).astype(x.dtype)
 
 
 def _norm(x: Any, order: float, axes: Any, keepdim: bool) -> Any:
@@ -221,9 +236,14 @@ def deviation(
 ) -> Any:
     """The gradient of the standard deviation of equal elements is 0; JAX has NaN."""
     ddof: Any = 1 if correction is None else correction
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))  # Variances of 16 bits overflow.
-    found = _root(jnp.var(wide, _axes(dim), ddof=ddof, keepdims=keepdim), 0.5)
+    # Variances of 16 bits overflow.
+    found = _root(jnp.var(_wide(x), _axes(dim), ddof=ddof, keepdims=keepdim), 0.5)
     return found.astype(jnp.finfo(x.dtype).dtype)
+
+
+def _wide(x: Any) -> Any:
+    """`x` in at least 32 bits: as PyTorch, functions of 16 bits round only their results."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _axes(dim: Sequence[int] | int | None) -> Any:

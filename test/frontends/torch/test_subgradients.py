@@ -141,3 +141,50 @@ def test_results_of_another_type(function: Callable[[Any], Any]) -> None:
     result, _ = fn({}, {}, None, jnp.asarray(VALUES.numpy(), jnp.bfloat16))
     assert result.dtype == jnp.float32
     np.testing.assert_allclose(result, module(x).numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [F.elu, F.selu, F.celu, F.softplus, F.mish, F.hardsigmoid, F.hardswish, torch.sinc],
+    ids=lambda it: it.__name__,
+)
+def test_16_bits_are_rounded_once(function: Callable[[Any], Any], dtype: Any) -> None:
+    x = torch.tensor([*np.arange(-6, 6.25, 0.25), 11.5, 15, 19, 100], dtype=dtype)
+    module = Kinks(function)
+    module.x = nn.Parameter(x.clone())
+    fn, params, buffers = alpa_torch.from_module(module, ())
+
+    def run(params: Any) -> Any:
+        result, _ = fn(params, buffers, None)
+        return result.sum(dtype=jnp.float32), result
+
+    grads, result = jax.grad(run, has_aux=True)(params)
+    wide = x.float().requires_grad_()
+    expected = function(wide)
+    expected.sum().backward()
+    for found, right in ((result, expected), (grads["x"], wide.grad)):
+        assert found.dtype == params["x"].dtype
+        np.testing.assert_allclose(
+            np.asarray(found, np.float32),
+            right.detach().numpy(),
+            rtol=torch.finfo(dtype).eps,
+            atol=1e-6,
+        )
+
+
+def test_gradients_of_elu_of_very_negative_numbers() -> None:
+    module = Kinks(F.elu)
+    module.x = nn.Parameter(torch.tensor([-30.0, -20, -12]))
+    fn, params, buffers = alpa_torch.from_module(module, ())
+    grads = jax.grad(lambda params: fn(params, buffers, None)[0].sum())(params)
+    np.testing.assert_allclose(grads["x"], np.exp([-30.0, -20, -12]), rtol=1e-5)
+
+
+def test_gradients_of_hardswish_at_infinity() -> None:
+    module = Kinks(F.hardswish)
+    module.x = nn.Parameter(torch.tensor([-np.inf, np.inf], dtype=torch.float32))
+    fn, params, buffers = alpa_torch.from_module(module, ())
+    grads = jax.grad(lambda params: fn(params, buffers, None)[0].sum())(params)
+    module().sum().backward()
+    np.testing.assert_array_equal(grads["x"], module.x.grad)
