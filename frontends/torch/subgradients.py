@@ -156,9 +156,18 @@ def sinc(x: Any) -> Any:
 
 def power(x: Any, y: Any) -> Any:
     """The gradient of `x**0` is 0; torchax has NaN at 0."""
-    if not isinstance(x, int | float):
-        x = jnp.where(y == 0, jax.lax.stop_gradient(x), x)
-    return torchax_function(torch.ops.aten.pow)(x, y)
+    compute = torchax_function(torch.ops.aten.pow)
+    if isinstance(x, int | float):
+        return compute(x, y)
+    if isinstance(y, int | float):
+        if y == 0:
+            return compute(jax.lax.stop_gradient(x), y)
+        if isinstance(y, float) and jnp.issubdtype(x.dtype, jnp.floating):
+            return compute(_wide(x), y).astype(x.dtype)  # 16 bits would round `y`, too.
+        return compute(x, y)
+    # The second mask keeps NaN out of gradients of gradients.
+    constant = jnp.where(x == 0, 1, jax.lax.stop_gradient(x))
+    return compute(jnp.where(y == 0, constant, x), y)
 
 
 def arctan2(y: Any, x: Any) -> Any:
