@@ -1,6 +1,6 @@
 """Functions of JAX for ops that torchax computes differently from PyTorch.
 
-They have the arguments of their ops, and say what torchax's functions lack.
+Each has the arguments and results of its op; its docstring says what torchax's function lacks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Any:
-    """torchax mixes the channels of a transposed convolution's groups."""
+    """A convolution, also transposed and with groups.
+
+    torchax mixes the channels of a transposed convolution's groups.
+    """
     if not transposed or groups == 1:
         return torchax_function(torch.ops.aten.convolution)(
             x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
@@ -59,7 +62,17 @@ def resize(
     align_corners: bool,
     *scales: float | None,
 ) -> Any:
-    """torchax's `antialias` fails. The filter `kernel` spans several elements of larger sizes."""
+    """Images resized with antialiasing: the filter widens where the size shrinks.
+
+    torchax's `antialias` fails.
+
+    Args:
+        kernel: the weight of an element by its distance, in elements of the smaller size.
+        x: an array whose last two dimensions are resized.
+        output_size: their new sizes.
+        align_corners: the first and last elements keep their places.
+        scales: the factors of the sizes, where they are given.
+    """
     dtype = x.dtype
     wide = jnp.promote_types(dtype, jnp.float32)
     sizes = [*zip((-2, -1), output_size, scales or (None, None), strict=True)]
@@ -97,7 +110,10 @@ def _lanczos(x: np.ndarray) -> np.ndarray:
 def group_norm(
     x: Any, weight: Any, bias: Any, n: int, c: int, size: int, groups: int, epsilon: float
 ) -> tuple[Any, Any, Any]:
-    """torchax computes 16 bits in 16, whose squares overflow, and groups in a loop."""
+    """The group norm, and the mean and the reciprocal standard deviation of each group.
+
+    torchax computes squares of 16 bits in 16, where they overflow, and groups in a loop.
+    """
     split = x.reshape(n, groups, c // groups * size).astype(jnp.promote_types(x.dtype, jnp.float32))
     mean = split.mean(2, keepdims=True)
     scale = jax.lax.rsqrt(split.var(2, keepdims=True) + epsilon)
@@ -111,7 +127,10 @@ def group_norm(
 
 
 def multilabel_margin_loss(x: Any, target: Any, reduction: int) -> tuple[Any, Any]:
-    """PyTorch's decomposition counts what stands behind the first -1 as targets."""
+    """The multilabel margin loss, and a mask of the target classes.
+
+    PyTorch's decomposition counts labels behind the first -1 as targets.
+    """
     is_given = jnp.cumprod(target >= 0, -1).astype(bool)
     labels = jnp.where(is_given, target, 0)
     classes = x.shape[-1]
@@ -124,7 +143,10 @@ def multilabel_margin_loss(x: Any, target: Any, reduction: int) -> tuple[Any, An
 
 
 def repeat_interleave(repeats: Any, *, output_size: int | None = None) -> Any:
-    """torchax's has no `output_size`, without which the shape of the result is unknown."""
+    """The numbers from 0, the n-th of them `repeats[n]` times.
+
+    torchax lacks `output_size`; without it, the shape of the result is unknown.
+    """
     numbers = jnp.arange(len(repeats), dtype=repeats.dtype)
     return jnp.repeat(numbers, repeats, total_repeat_length=output_size)
 

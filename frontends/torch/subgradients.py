@@ -139,17 +139,17 @@ def leaky_relu(x: Any, slope: float = 0.01) -> Any:
 
 
 def fmax(x: Any, y: Any) -> Any:
-    """torchax's has no gradient."""
+    """The larger elements, or those that are not NaN; torchax has no gradient."""
     return jnp.where((x >= y) | jnp.isnan(y), x, y)
 
 
 def fmin(x: Any, y: Any) -> Any:
-    """torchax's has no gradient."""
+    """The smaller elements, or those that are not NaN; torchax has no gradient."""
     return jnp.where((x <= y) | jnp.isnan(y), x, y)
 
 
 def sinc(x: Any) -> Any:
-    """torchax's gradient at 0 is NaN."""
+    """sin(pi x) / (pi x); the gradient at 0 is 0, where torchax has NaN."""
     result = jnp.sinc(_wide(x))
     return result.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else result
 
