@@ -17,7 +17,10 @@ _MEAN, _MAX = 1, 2
 def embedding(
     weight: Any, indices: Any, padding: int = -1, by_frequency: bool = False, sparse: bool = False
 ) -> Any:
-    """torchax does not scale gradients by the frequency of indices."""
+    """The rows of a table at indices; `by_frequency` divides a row's gradient by its count.
+
+    torchax does not divide.
+    """
     rows = torchax_function(torch.ops.aten.embedding)(weight, indices, padding)
     if not by_frequency:
         return rows
@@ -37,7 +40,10 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding: int = -1,
 ) -> tuple[Any, Any, Any, Any]:
-    """torchax ignores weights and padding, and needs to know the offsets."""
+    """The sum, mean or maximum of each bag of rows, each row's bag, and the sizes of the bags.
+
+    torchax ignores weights and padding, and needs to know the offsets.
+    """
     width = len(indices) // max(len(offsets), 1)
     even = [width * n for n in range(len(offsets))]
     is_even = isinstance(offsets, list) and offsets == even and len(indices) == width * len(even)
@@ -66,7 +72,7 @@ def embedding_bag(
 
 
 def _even_bags(rows: Any, counts: Any, bags: int, mode: int, weights: Any) -> tuple[Any, ...]:
-    """The results of `embedding_bag` for bags of equal numbers of rows, of which some count."""
+    """The results of `embedding_bag` for bags of equal size; `counts` masks the rows that count."""
     width = len(rows) // bags
     if weights is not None:
         rows = rows * weights[:, None]

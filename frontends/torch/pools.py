@@ -23,7 +23,10 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor: int | None = None,
 ) -> Any:
-    """torchax divides windows over the edge by other numbers if `ceil_mode` adds several."""
+    """The averages of windows.
+
+    torchax divides windows over the edge by other numbers if `ceil_mode` adds several.
+    """
     stride = [*(stride or kernel)]
     padding = [*padding] * (len(kernel) // len(padding))
     sizes = x.shape[-len(kernel) :]
@@ -58,7 +61,10 @@ def max_pool(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[Any, Any]:
-    """torchax's has no gradient if windows are dilated, and takes other indices of equal values."""
+    """The largest elements of windows, and their indices.
+
+    torchax has no gradient for dilated windows, and takes other indices of equal values.
+    """
     dims = len(kernel)
     stride = [*(stride or kernel)]
     padding, dilation = ([*one] * (dims // len(one)) for one in (padding, dilation))
@@ -78,7 +84,10 @@ def max_pool(
 
 
 def adaptive_max_pool(x: Any, output_size: Sequence[int]) -> tuple[Any, Any]:
-    """torchax has none."""
+    """The largest elements of `output_size` windows, and their indices.
+
+    torchax lacks this op.
+    """
     sizes = x.shape[-len(output_size) :]
     if all(size % number == 0 for size, number in zip(sizes, output_size, strict=True)):
         return max_pool(x, [a // b for a, b in zip(sizes, output_size, strict=True)])

@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from alpa.torch.registry import torchax_function
-
 from alpa.torch.arrays import array_dtype
+from alpa.torch.registry import torchax_function
 
 
 def absolute(x: Any) -> Any:
