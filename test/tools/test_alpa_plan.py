@@ -185,8 +185,8 @@ def test_a_zoo_program_becomes_a_plan_and_all_its_files(
     assert plan["solver"]["gap"] == pytest.approx(0.0, abs=0.02)
 
     fragments = read_planned(run_passes(str(module), "merge-fragments")).fragments
-    assert {path.name for path in stages.iterdir()} == {f"{f.name}.mlir" for f in fragments}
-    for path in stages.iterdir():
+    assert {path.name for path in stages.glob("*.mlir")} == {f"{f.name}.mlir" for f in fragments}
+    for path in stages.glob("*.mlir"):
         assert parse_file(path).operation.verify()
 
 
