@@ -18,7 +18,7 @@ from alpa.passes.solve.stages.entries import Entries
 
 
 class Sums(NamedTuple):
-    """What leads to the states of a layer: numbers of stages, and of what is behind them."""
+    """The sums of a layer, by the state that they lead to: of a stage and of those behind it."""
 
     entry: np.ndarray
     """[sum], of `Entries`"""

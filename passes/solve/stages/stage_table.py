@@ -227,7 +227,7 @@ class Table:
         state = w * each + d
         found = [np.stack([g, self._where[w, g, d], d, state - sizes[g], state])]
         for it in self._several:
-            # Whether a block is moved says nothing of that on the group before.
+            # The group before has blocks of its own: each may keep its order or be moved.
             w, g, start = np.nonzero(self._where_first[:, :, it.starts] != nowhere)
             start = it.starts[start]
             place, source = self._where_first[w, g, start], w * each + start - sizes[g]
