@@ -12,6 +12,7 @@ from functools import partial
 from alpa.dialects import body, ir, stablehlo
 from alpa.passes.analysis.graph import combiner, shape
 from alpa.passes.simplify import batch_norm
+from alpa.passes.simplify.loops import loop_of_no_or_one_trip
 from alpa.passes.simplify.rewriter import Rewrite, Rewriter, element_type, producer
 
 Values = Sequence[ir.Value] | None
@@ -246,5 +247,6 @@ REWRITES: Mapping[str, tuple[Rewrite, ...]] = {
     "stablehlo.select": (select_of_equal_values, select_by_constant),
     "stablehlo.get_tuple_element": (element_of_tuple,),
     "stablehlo.reduce": (reduce_over_nothing,),
+    "stablehlo.while": (loop_of_no_or_one_trip,),
 }
 """The rewrites of `simplify-trivial-ops`, by the op that they replace."""

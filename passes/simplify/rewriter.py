@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from alpa.dialects import ir, sdy
 from alpa.passes.analysis.graph import inner_ops, replace_op, splat
@@ -10,14 +10,16 @@ from alpa.passes.analysis.op_kinds import CONTROL_FLOW, PURE
 
 _REPEATED = ("stablehlo.constant", "stablehlo.broadcast_in_dim")
 _WITH_PROGRAMS = CONTROL_FLOW | {"sdy.manual_computation"}
-_HARMLESS = PURE | CONTROL_FLOW | {"stablehlo.return"}
+HARMLESS = PURE | CONTROL_FLOW | {"stablehlo.return"}
+"""The ops without an effect, with those that have none but in their regions."""
 
 
 class Rewriter:
-    """Builds ops before the one that is rewritten; they are simplified in their turn."""
+    """Builds ops before the one that is rewritten."""
 
     def __init__(self) -> None:
         self.created: list[ir.OpView] = []
+        """what now stands before the op; these are simplified in their turn"""
         self.rewritten: ir.OpView | None = None
         self.repeated: set[ir.Value] = set()
         """the constants and broadcasts so far"""
@@ -47,9 +49,7 @@ def simplify(block: ir.Block, rewrites: Mapping[str, tuple[Rewrite, ...]]) -> No
     A rewrite looks at an op and at the producers of its operands only, and these stand before
     it: in program order one visit of each op, old or new, is enough. Linear in the number of ops.
     """
-    pending: list[tuple[ir.OpView, str]] = []
-    _add_program(block, pending)
-    pending.reverse()
+    pending = _reversed(block.operations)
     removable: list[ir.OpView] = []
     rewriter = Rewriter()
     while pending:
@@ -60,7 +60,7 @@ def simplify(block: ir.Block, rewrites: Mapping[str, tuple[Rewrite, ...]]) -> No
             if values is None:
                 continue
             replace_op(op, _keep_sharding(op, values))
-            pending += [(it, it.operation.name) for it in reversed(rewriter.created)]
+            pending += _reversed(rewriter.created)
             rewriter.created.clear()
             break
         else:
@@ -68,17 +68,14 @@ def simplify(block: ir.Block, rewrites: Mapping[str, tuple[Rewrite, ...]]) -> No
                 rewriter.repeated.add(op.results[0])
             if name in PURE or name in CONTROL_FLOW:
                 removable.append(op)
+            for inner in reversed(programs(op, name)):
+                pending += _reversed(inner.operations)
     _erase_dead(removable)
 
 
-def _add_program(block: ir.Block, ops: list[tuple[ir.OpView, str]]) -> None:
-    """Adds the ops of a block and of the programs in it, with their names; bodies of reductions and
-    the like are none."""
-    for op in block.operations:
-        name = op.operation.name
-        ops.append((op, name))
-        for inner in programs(op, name):
-            _add_program(inner, ops)
+def _reversed(ops: Iterable[ir.OpView]) -> list[tuple[ir.OpView, str]]:
+    """Ops with their names, the last one first."""
+    return [(op, op.operation.name) for op in ops][::-1]
 
 
 def programs(op: ir.OpView, name: str) -> list[ir.Block]:
@@ -109,7 +106,7 @@ def _erase_dead(ops: Sequence[ir.OpView]) -> None:
     for op in reversed(ops):
         if _is_used(op):
             continue
-        if op.operation.name in PURE or all(o.operation.name in _HARMLESS for o in inner_ops(op)):
+        if op.operation.name in PURE or all(o.operation.name in HARMLESS for o in inner_ops(op)):
             op.operation.erase()
 
 

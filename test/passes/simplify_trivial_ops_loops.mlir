@@ -1,0 +1,160 @@
+// RUN: alpa-opt %s --pipeline='simplify-trivial-ops' --split-input-file | filecheck %s
+
+// A loop that never runs gives its operands, and what stands in it is gone. One that runs once is
+// its body. Other loops stay.
+
+// CHECK-LABEL: @no_trips
+// CHECK-NEXT: return %arg0, %arg1 : tensor<4xf32>, tensor<4xf32>
+func.func @no_trips(%x: tensor<4xf32>, %y: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %0:3 = stablehlo.while(%i = %zero, %a = %x, %b = %y) : tensor<i32>, tensor<4xf32>, tensor<4xf32>
+    cond {
+      %c = stablehlo.compare LT, %i, %zero : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %c : tensor<i1>
+    } do {
+      %j = stablehlo.add %i, %one : tensor<i32>
+      %r = stablehlo.reshape %a : (tensor<4xf32>) -> tensor<4xf32>
+      %s = stablehlo.add %r, %b : tensor<4xf32>
+      stablehlo.return %j, %b, %s : tensor<i32>, tensor<4xf32>, tensor<4xf32>
+    }
+  return %0#1, %0#2 : tensor<4xf32>, tensor<4xf32>
+}
+
+// -----
+
+// What a rewrite finds in the body is rewritten, too.
+// CHECK-LABEL: @one_trip
+// CHECK-NOT: stablehlo.while
+// CHECK: %[[S:.*]] = stablehlo.add %arg0, %arg1 {alpa.follow = 0 : i64} : tensor<4xf32>
+// CHECK-NEXT: return %arg1, %[[S]]
+func.func @one_trip(%x: tensor<4xf32>, %y: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
+  %three = stablehlo.constant dense<3> : tensor<i32>
+  %four = stablehlo.constant dense<4> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %0:3 = stablehlo.while(%i = %three, %a = %x, %b = %y) : tensor<i32>, tensor<4xf32>, tensor<4xf32>
+    cond {
+      %c = stablehlo.compare LT, %i, %four : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %c : tensor<i1>
+    } do {
+      %j = stablehlo.add %i, %one : tensor<i32>
+      %r = stablehlo.reshape %a : (tensor<4xf32>) -> tensor<4xf32>
+      %s = stablehlo.add %r, %b : tensor<4xf32>
+      stablehlo.return %j, %b, %s : tensor<i32>, tensor<4xf32>, tensor<4xf32>
+    }
+  return %0#1, %0#2 : tensor<4xf32>, tensor<4xf32>
+}
+
+// -----
+
+// CHECK-LABEL: @no_trips_in_one_trip
+// CHECK-NEXT: %[[S:.*]] = stablehlo.add %arg0, %arg0
+// CHECK-NEXT: return %[[S]]
+func.func @no_trips_in_one_trip(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %0:2 = stablehlo.while(%i = %zero, %a = %x) : tensor<i32>, tensor<4xf32>
+    cond {
+      %c = stablehlo.compare LT, %i, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %c : tensor<i1>
+    } do {
+      %j = stablehlo.add %i, %one : tensor<i32>
+      %1:2 = stablehlo.while(%k = %one, %b = %a) : tensor<i32>, tensor<4xf32>
+        cond {
+          %c = stablehlo.compare LT, %k, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
+          stablehlo.return %c : tensor<i1>
+        } do {
+          %l = stablehlo.add %k, %one : tensor<i32>
+          %t = stablehlo.tanh %b : tensor<4xf32>
+          stablehlo.return %l, %t : tensor<i32>, tensor<4xf32>
+        }
+      %s = stablehlo.add %1#1, %a : tensor<4xf32>
+      stablehlo.return %j, %s : tensor<i32>, tensor<4xf32>
+    }
+  return %0#1 : tensor<4xf32>
+}
+
+// -----
+
+// CHECK-LABEL: @two_trips
+// CHECK: stablehlo.while
+func.func @two_trips(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %two = stablehlo.constant dense<2> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %0:2 = stablehlo.while(%i = %zero, %a = %x) : tensor<i32>, tensor<4xf32>
+    cond {
+      %c = stablehlo.compare LT, %i, %two : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %c : tensor<i1>
+    } do {
+      %j = stablehlo.add %i, %one : tensor<i32>
+      %s = stablehlo.tanh %a : tensor<4xf32>
+      stablehlo.return %j, %s : tensor<i32>, tensor<4xf32>
+    }
+  return %0#1 : tensor<4xf32>
+}
+
+// -----
+
+// CHECK-LABEL: @trips_from_outside
+// CHECK: stablehlo.while
+func.func @trips_from_outside(%x: tensor<4xf32>, %n: tensor<i32>) -> tensor<4xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %0:2 = stablehlo.while(%i = %zero, %a = %x) : tensor<i32>, tensor<4xf32>
+    cond {
+      %c = stablehlo.compare LT, %i, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %c : tensor<i1>
+    } do {
+      %j = stablehlo.add %i, %one : tensor<i32>
+      %s = stablehlo.tanh %a : tensor<4xf32>
+      stablehlo.return %j, %s : tensor<i32>, tensor<4xf32>
+    }
+  return %0#1 : tensor<4xf32>
+}
+
+// -----
+
+// What the condition does, it does once even if there are no trips.
+// CHECK-LABEL: @a_condition_with_an_effect
+// CHECK: stablehlo.while
+// CHECK: stablehlo.custom_call @my.count
+func.func @a_condition_with_an_effect(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %0:2 = stablehlo.while(%i = %zero, %a = %x) : tensor<i32>, tensor<4xf32>
+    cond {
+      stablehlo.custom_call @my.count(%i) {has_side_effect = true} : (tensor<i32>) -> ()
+      %c = stablehlo.compare LT, %i, %zero : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %c : tensor<i1>
+    } do {
+      %j = stablehlo.add %i, %one : tensor<i32>
+      %s = stablehlo.tanh %a : tensor<4xf32>
+      stablehlo.return %j, %s : tensor<i32>, tensor<4xf32>
+    }
+  return %0#1 : tensor<4xf32>
+}
+
+// -----
+
+// The sharding that the program gives a loop's results stays on them.
+// CHECK-LABEL: module @a_sharded_loop
+// CHECK: %[[X:.*]] = sdy.sharding_constraint %arg0 <@m, [{"a"}]>
+// CHECK: return %[[X]]
+module @a_sharded_loop {
+  sdy.mesh @m = <["a"=2]>
+  func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+    %zero = stablehlo.constant dense<0> : tensor<i32>
+    %one = stablehlo.constant dense<1> : tensor<i32>
+    %0:2 = stablehlo.while(%i = %zero, %a = %x) : tensor<i32>, tensor<4xf32> attributes {sdy.sharding = #sdy.sharding_per_value<[<@m, []>, <@m, [{"a"}]>]>}
+      cond {
+        %c = stablehlo.compare LT, %i, %zero : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %c : tensor<i1>
+      } do {
+        %j = stablehlo.add %i, %one : tensor<i32>
+        %s = stablehlo.tanh %a : tensor<4xf32>
+        stablehlo.return %j, %s : tensor<i32>, tensor<4xf32>
+      }
+    return %0#1 : tensor<4xf32>
+  }
+}
