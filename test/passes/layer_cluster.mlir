@@ -709,3 +709,38 @@ func.func public @computed_again(%w0: !p {tf.aliasing_output = 0 : i32}, %w1: !p
   %n1 = stablehlo.subtract %w1, %u1 : !p
   return %n0, %n1, %loss : !p, !p, !s
 }
+
+// -----
+
+// What a layer computes twice is one op; what two layers compute is in each of them.
+!a = tensor<4x8xf32>
+!p = tensor<8x8xf32>
+!m = tensor<4x8xi1>
+// CHECK-LABEL: func.func public @common_subexpressions
+// CHECK: mpmd.named_computation<"layer_0">
+// CHECK-NEXT: %[[D0:.*]] = stablehlo.dot_general
+// CHECK-NEXT: stablehlo.constant dense<0.000000e+00>
+// CHECK-NEXT: stablehlo.compare
+// CHECK-NEXT: %[[T0:.*]] = stablehlo.tanh %[[D0]]
+// CHECK-NEXT: stablehlo.add %[[T0]], %[[T0]]
+// CHECK-NEXT: stablehlo.select
+// CHECK-NEXT: mpmd.return
+// CHECK: mpmd.named_computation<"layer_1">
+// CHECK-NEXT: stablehlo.dot_general
+// CHECK-NEXT: stablehlo.constant dense<0.000000e+00>
+// CHECK-NEXT: stablehlo.maximum
+// CHECK-NEXT: mpmd.return
+func.func public @common_subexpressions(%w0: !p, %w1: !p, %x: !a) -> !a {
+  %0 = stablehlo.dot_general %x, %w0, contracting_dims = [1] x [0] : (!a, !p) -> !a
+  %1 = stablehlo.constant dense<0.0> : !a
+  %2 = stablehlo.compare GT, %0, %1 : (!a, !a) -> !m
+  %3 = stablehlo.tanh %0 : !a
+  %4 = stablehlo.tanh %0 : !a
+  %5 = stablehlo.add %3, %4 : !a
+  %6 = stablehlo.constant dense<0.0> : !a
+  %7 = stablehlo.select %2, %5, %6 : !m, !a
+  %8 = stablehlo.dot_general %7, %w1, contracting_dims = [1] x [0] : (!a, !p) -> !a
+  %9 = stablehlo.constant dense<0.0> : !a
+  %10 = stablehlo.maximum %8, %9 : !a
+  return %10 : !a
+}

@@ -42,7 +42,8 @@ def program() -> str:
 @cache
 def planned(memory: str) -> str:
     options = f"cluster=a100-80gb:1x4{memory} num-layers=4 num-stages=2 remat=none schedule=1f1b"
-    return str(alpa.passes.run(program(), f"alpa{{{options}}}"))
+    # A proof of the usual 2 % takes 10 s more, and the shardings are as good.
+    return str(alpa.passes.run(program(), f"alpa{{{options} gap=0.1}}"))
 
 
 def delayed(memory: str) -> ir.Module:
