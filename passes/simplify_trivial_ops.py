@@ -39,6 +39,8 @@
       reduce(x, init) of no dimension by op -> op(broadcast_in_dim(init), x)
       while(x...) of no trips -> x...
       while(x...) of one trip -> its body of x...
+      if(true, x, y) -> x; if(false, x, y) -> y
+      case(i, x, y, ...) -> the i-th, the last one where there is none
       batch_norm_training(x, scale, offset) -> normalised x, E[x], Var[x]
       batch_norm_inference(x, scale, offset, mean, variance) -> x * s + (offset - mean * s)
       batch_norm_grad(x, scale, mean, variance, dy) -> d x, d scale, d offset
@@ -48,8 +50,8 @@
   `alpa.follow`, the number of the operand whose sharding it takes: see `simplify/follow.py`.
 
 `stablehlo.optimization_barrier`, `sdy.constant` and the markers `@alpa.layer_boundary` and
-`@alpa.gradient` stay. No tensor is folded at compile time. Common subexpressions and constant
-conditions are left to `cse` and `canonicalize`.
+`@alpa.gradient` stay. No tensor is folded at compile time. Common subexpressions are left to
+`layer-cluster`.
 
 **Before**::
 

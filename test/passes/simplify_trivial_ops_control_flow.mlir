@@ -1,7 +1,7 @@
 // RUN: alpa-opt %s --pipeline='simplify-trivial-ops' --split-input-file | filecheck %s
 
 // A loop that never runs gives its operands, and what stands in it is gone. One that runs once is
-// its body. Other loops stay.
+// its body. A branch that is known to be taken stands alone. Other loops and branches stay.
 
 // CHECK-LABEL: @no_trips
 // CHECK-NEXT: return %arg0, %arg1 : tensor<4xf32>, tensor<4xf32>
@@ -157,4 +157,76 @@ module @a_sharded_loop {
       }
     return %0#1 : tensor<4xf32>
   }
+}
+
+// -----
+
+// CHECK-LABEL: @a_known_condition
+// CHECK-NEXT: %[[T:.*]] = stablehlo.tanh %arg0
+// CHECK-NEXT: %[[N:.*]] = stablehlo.negate %arg0
+// CHECK-NEXT: return %[[T]], %[[N]]
+func.func @a_known_condition(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
+  %yes = stablehlo.constant dense<true> : tensor<i1>
+  %no = stablehlo.constant dense<false> : tensor<i1>
+  %0 = "stablehlo.if"(%yes) ({
+    %r = stablehlo.reshape %x : (tensor<4xf32>) -> tensor<4xf32>
+    %t = stablehlo.tanh %r : tensor<4xf32>
+    stablehlo.return %t : tensor<4xf32>
+  }, {
+    stablehlo.return %x : tensor<4xf32>
+  }) : (tensor<i1>) -> tensor<4xf32>
+  %1 = "stablehlo.if"(%no) ({
+    stablehlo.return %x : tensor<4xf32>
+  }, {
+    %n = stablehlo.negate %x : tensor<4xf32>
+    stablehlo.return %n : tensor<4xf32>
+  }) : (tensor<i1>) -> tensor<4xf32>
+  return %0, %1 : tensor<4xf32>, tensor<4xf32>
+}
+
+// -----
+
+// CHECK-LABEL: @a_known_case
+// CHECK-NEXT: %[[S:.*]] = stablehlo.sine %arg0
+// CHECK-NEXT: %[[C:.*]] = stablehlo.cosine %arg0
+// CHECK-NEXT: return %arg0, %[[S]], %[[C]]
+func.func @a_known_case(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>, tensor<4xf32>) {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %below = stablehlo.constant dense<-1> : tensor<i32>
+  %0 = "stablehlo.case"(%zero) ({
+    stablehlo.return %x : tensor<4xf32>
+  }, {
+    %t = stablehlo.tanh %x : tensor<4xf32>
+    stablehlo.return %t : tensor<4xf32>
+  }) : (tensor<i32>) -> tensor<4xf32>
+  %1 = "stablehlo.case"(%one) ({
+    stablehlo.return %x : tensor<4xf32>
+  }, {
+    %s = stablehlo.sine %x : tensor<4xf32>
+    stablehlo.return %s : tensor<4xf32>
+  }) : (tensor<i32>) -> tensor<4xf32>
+  %2 = "stablehlo.case"(%below) ({
+    stablehlo.return %x : tensor<4xf32>
+  }, {
+    stablehlo.return %x : tensor<4xf32>
+  }, {
+    %c = stablehlo.cosine %x : tensor<4xf32>
+    stablehlo.return %c : tensor<4xf32>
+  }) : (tensor<i32>) -> tensor<4xf32>
+  return %0, %1, %2 : tensor<4xf32>, tensor<4xf32>, tensor<4xf32>
+}
+
+// -----
+
+// CHECK-LABEL: @a_case_that_is_not_known
+// CHECK: stablehlo.case
+func.func @a_case_that_is_not_known(%x: tensor<4xf32>, %i: tensor<i32>) -> tensor<4xf32> {
+  %0 = "stablehlo.case"(%i) ({
+    stablehlo.return %x : tensor<4xf32>
+  }, {
+    %t = stablehlo.tanh %x : tensor<4xf32>
+    stablehlo.return %t : tensor<4xf32>
+  }) : (tensor<i32>) -> tensor<4xf32>
+  return %0 : tensor<4xf32>
 }

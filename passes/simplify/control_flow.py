@@ -1,4 +1,7 @@
-"""Loops that are known to run never, or once, as XLA's own simplifier takes them."""
+"""Loops that are known to run never or once, and branches that are known to be taken.
+
+XLA's own simplifier takes them so, too.
+"""
 
 from __future__ import annotations
 
@@ -24,3 +27,17 @@ def loop_of_no_or_one_trip(op: ir.OpView, rewriter: Rewriter) -> Sequence[ir.Val
     loop = body(op, 1)
     rewriter.created += list(loop.operations)[:-1]
     return move_body(loop, op.operands, op)
+
+
+# Pattern: if(true, x, y) -> x; if(false, x, y) -> y
+# Pattern: case(i, x, y, ...) -> the i-th, the last one where there is none
+def taken_branch(op: ir.OpView, rewriter: Rewriter) -> Sequence[ir.Value] | None:
+    condition = rewriter.splat(op.operands[0])
+    if condition is None:
+        return None
+    taken, last = int(condition), len(op.regions) - 1
+    if isinstance(op, stablehlo.IfOp):
+        taken = 0 if condition else 1
+    branch = body(op, taken if 0 <= taken <= last else last)
+    rewriter.created += list(branch.operations)[:-1]
+    return move_body(branch, (), op)
