@@ -70,6 +70,9 @@ class _Decoder:
         for op in self._graph.transparent:
             op.results[0].replace_all_uses_with(op.operands[0])
             op.view.operation.erase()
+        for value in reversed(self._graph.free):
+            if not list(value.uses):  # All its users need it in other layouts.
+                ir.OpResult(value).owner.erase()
         return_copies(self.posed.fragments(), shardings, self._graph.mesh, seconds)
 
     def _write_seconds(self) -> None:
@@ -85,10 +88,13 @@ class _Decoder:
                 op.attributes[SECONDS] = f64(cost / self.posed.runs(op) + call)
 
     def _reshard_operands(self) -> dict[ir.Value, float]:
-        """Inserts an `sdy.sharding_constraint` for each change of layout before its first user.
+        """Brings operands into the layouts that their ops need, before the first user of each.
 
-        Returns the seconds that the problem has for each of them, by its result: those of all nodes
-        that need it.
+        A constraint changes the layout of a value. One that is computed in whatever layout is used
+        has an op for each.
+
+        Returns the seconds that the problem has for each constraint, by its result: those of all
+        nodes that need it.
         """
         graph, choice = self._graph, self.choice
         made: dict[tuple[ir.Value, Layout, ir.Block], ir.Value] = {}
@@ -102,7 +108,8 @@ class _Decoder:
             key = (value, wanted, op.view.operation.block)
             if key not in made:
                 with ir.InsertionPoint(op.view), op.view.location:
-                    made[key] = self._constraint(value, wanted).result
+                    bring = self._again if value in graph.free else self._constraint
+                    made[key] = bring(value, wanted).results[0]
             op.view.operands[i] = made[key]
             if value in graph.placed and (value, need) not in counted:
                 counted.add((value, need))
@@ -110,6 +117,12 @@ class _Decoder:
                 spent = float(matrix[choice[graph.placed[value].node], choice[need.node]])
                 seconds[made[key]] = seconds.get(made[key], 0.0) + spent
         return seconds
+
+    def _again(self, value: ir.Value, layout: Layout) -> ir.OpView:
+        """A copy of a constant's or a broadcast's op that makes it in another layout."""
+        copy = ir.OpResult(value).owner.clone().opview
+        set_op_shardings(copy, (self._sharding(value, layout),))
+        return copy
 
     def _scatter_sums(self) -> dict[ir.Value, tuple[Layout, ...]]:
         """Writes a reduce-scatter as an all-reduced result that a constraint cuts.

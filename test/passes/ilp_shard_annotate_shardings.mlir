@@ -53,3 +53,31 @@ module @manual {
     return %0 : !y
   }
 }
+
+// -----
+
+// A broadcast that is needed in two layouts is made in both, and in no other one.
+!w = !mpmd.mesh_tensor<"m", tensor<64x32xf32>, sharding=<@m, [{"a"}, {}]>>
+!x = !mpmd.mesh_tensor<"m", tensor<64x32xf32>, sharding=<@m, [{}, {"a"}]>>
+// CHECK-LABEL: module @a_broadcast_in_two_layouts
+// CHECK: stablehlo.broadcast_in_dim {{.*}} {sdy.sharding = #sdy.sharding_per_value<[<@m, [{"a"}, {}]>]>}
+// CHECK-NEXT: stablehlo.multiply
+// CHECK-NEXT: stablehlo.broadcast_in_dim {{.*}} {sdy.sharding = #sdy.sharding_per_value<[<@m, [{}, {"a"}]>]>}
+// CHECK-NEXT: stablehlo.multiply
+// CHECK-NEXT: mpmd.return
+module @a_broadcast_in_two_layouts {
+  sdy.mesh @m = <["a"=2]>
+  func.func public @main(%w: !w, %x: !x) -> (!w, !x) attributes {
+      topology = #mpmd.topology<<"m" : <["a"=2]>>>,
+      alpa.meshes = [{name = "m", hosts = array<i64: 0>, devices = array<i64: 0, 1>, logical_shape = array<i64: 2>}],
+      alpa.plan = {cluster = "cpu:1x2", num_micro_batches = 1 : i64, schedule = "gpipe", predicted_step_seconds = 0.0 : f64, predicted_peak_bytes = array<i64: 0>}} {
+    %0:2 = mpmd.fragment<mesh="m", origin=["layer_0"], stage=0> (%w, %x) {alpa.part = "forward"} (%a: tensor<64x32xf32>, %b: tensor<64x32xf32>) {
+      %rate = stablehlo.constant dense<0.1> : tensor<f32>
+      %1 = stablehlo.broadcast_in_dim %rate, dims = [] : (tensor<f32>) -> tensor<64x32xf32>
+      %2 = stablehlo.multiply %a, %1 {alpa.follow = 0 : i64} : tensor<64x32xf32>
+      %3 = stablehlo.multiply %b, %1 {alpa.follow = 0 : i64} : tensor<64x32xf32>
+      mpmd.return %2, %3 : tensor<64x32xf32>, tensor<64x32xf32>
+    } : (!w, !x) -> (!w, !x)
+    return %0#0, %0#1 : !w, !x
+  }
+}
