@@ -37,13 +37,13 @@
       select(true, x, y) -> x; select(false, x, y) -> y
       get_tuple_element(tuple(x, y, ...), i) -> the i-th
       reduce(x, init) of no dimension by op -> op(broadcast_in_dim(init), x)
+      batch_norm_training(x, scale, offset) -> normalised x, E[x], Var[x]
+      batch_norm_inference(x, scale, offset, mean, variance) -> x * s + (offset - mean * s)
+      batch_norm_grad(x, scale, mean, variance, dy) -> d x, d scale, d offset
       while(x...) of no trips -> x...
       while(x...) of one trip -> its body of x...
       if(true, x, y) -> x; if(false, x, y) -> y
       case(i, x, y, ...) -> the i-th, the last one where there is none
-      batch_norm_training(x, scale, offset) -> normalised x, E[x], Var[x]
-      batch_norm_inference(x, scale, offset, mean, variance) -> x * s + (offset - mean * s)
-      batch_norm_grad(x, scale, mean, variance, dy) -> d x, d scale, d offset
 
 * Ops without effects whose results are not used are erased, loops and branches of such ops, too.
 * Each computationally trivial op (element-wise, transpose, reshape, broadcast, reduce) gets

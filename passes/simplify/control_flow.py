@@ -5,7 +5,7 @@ XLA's own simplifier takes them so, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from alpa.dialects import body, ir, stablehlo, walk
 from alpa.passes.analysis.graph import move_body
@@ -14,19 +14,13 @@ from alpa.passes.simplify.rewriter import HARMLESS, Rewriter
 
 
 # Pattern: while(x...) of no trips -> x...
+def loop_of_no_trips(op: ir.OpView, _: Rewriter) -> Sequence[ir.Value] | None:
+    return list(op.operands) if _trips(op) == 0 else None
+
+
 # Pattern: while(x...) of one trip -> its body of x...
-def loop_of_no_or_one_trip(op: ir.OpView, rewriter: Rewriter) -> Sequence[ir.Value] | None:
-    assert isinstance(op, stablehlo.WhileOp)
-    counter = loop_counter(op)
-    if counter is None or len(counter.values) > 1:
-        return None
-    if any(inner.operation.name not in HARMLESS for inner in walk(body(op, 0))):
-        return None  # The condition runs at least once.
-    if not counter.values:
-        return list(op.operands)
-    loop = body(op, 1)
-    rewriter.created += list(loop.operations)[:-1]
-    return move_body(loop, op.operands, op)
+def loop_of_one_trip(op: ir.OpView, rewriter: Rewriter) -> Sequence[ir.Value] | None:
+    return _moved(body(op, 1), op.operands, op, rewriter) if _trips(op) == 1 else None
 
 
 # Pattern: if(true, x, y) -> x; if(false, x, y) -> y
@@ -38,6 +32,21 @@ def taken_branch(op: ir.OpView, rewriter: Rewriter) -> Sequence[ir.Value] | None
     taken, last = int(condition), len(op.regions) - 1
     if isinstance(op, stablehlo.IfOp):
         taken = 0 if condition else 1
-    branch = body(op, taken if 0 <= taken <= last else last)
-    rewriter.created += list(branch.operations)[:-1]
-    return move_body(branch, (), op)
+    return _moved(body(op, taken if 0 <= taken <= last else last), (), op, rewriter)
+
+
+def _trips(op: ir.OpView) -> int | None:
+    """The number of a loop's trips, if it is known and its condition does nothing else."""
+    assert isinstance(op, stablehlo.WhileOp)
+    counter = loop_counter(op)
+    if counter is None or any(it.operation.name not in HARMLESS for it in walk(body(op, 0))):
+        return None
+    return len(counter.values)
+
+
+def _moved(
+    block: ir.Block, operands: Iterable[ir.Value], op: ir.OpView, rewriter: Rewriter
+) -> list[ir.Value]:
+    """Moves a block's ops in front of the op that has it."""
+    rewriter.created += list(block.operations)[:-1]
+    return move_body(block, operands, op)

@@ -12,7 +12,7 @@ from functools import partial
 from alpa.dialects import body, ir, stablehlo
 from alpa.passes.analysis.graph import combiner, shape
 from alpa.passes.simplify import batch_norm
-from alpa.passes.simplify.control_flow import loop_of_no_or_one_trip, taken_branch
+from alpa.passes.simplify.control_flow import loop_of_no_trips, loop_of_one_trip, taken_branch
 from alpa.passes.simplify.rewriter import Rewrite, Rewriter, element_type, producer
 
 Values = Sequence[ir.Value] | None
@@ -247,7 +247,7 @@ REWRITES: Mapping[str, tuple[Rewrite, ...]] = {
     "stablehlo.select": (select_of_equal_values, select_by_constant),
     "stablehlo.get_tuple_element": (element_of_tuple,),
     "stablehlo.reduce": (reduce_over_nothing,),
-    "stablehlo.while": (loop_of_no_or_one_trip,),
+    "stablehlo.while": (loop_of_no_trips, loop_of_one_trip),
     "stablehlo.if": (taken_branch,),
     "stablehlo.case": (taken_branch,),
 }

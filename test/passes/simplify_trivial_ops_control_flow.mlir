@@ -3,9 +3,9 @@
 // A loop that never runs gives its operands, and what stands in it is gone. One that runs once is
 // its body. A branch that is known to be taken stands alone. Other loops and branches stay.
 
-// CHECK-LABEL: @no_trips
+// CHECK-LABEL: @loop_of_no_trips
 // CHECK-NEXT: return %arg0, %arg1 : tensor<4xf32>, tensor<4xf32>
-func.func @no_trips(%x: tensor<4xf32>, %y: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
+func.func @loop_of_no_trips(%x: tensor<4xf32>, %y: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
   %zero = stablehlo.constant dense<0> : tensor<i32>
   %one = stablehlo.constant dense<1> : tensor<i32>
   %0:3 = stablehlo.while(%i = %zero, %a = %x, %b = %y) : tensor<i32>, tensor<4xf32>, tensor<4xf32>
@@ -24,11 +24,11 @@ func.func @no_trips(%x: tensor<4xf32>, %y: tensor<4xf32>) -> (tensor<4xf32>, ten
 // -----
 
 // What a rewrite finds in the body is rewritten, too.
-// CHECK-LABEL: @one_trip
+// CHECK-LABEL: @loop_of_one_trip
 // CHECK-NOT: stablehlo.while
 // CHECK: %[[S:.*]] = stablehlo.add %arg0, %arg1 {alpa.follow = 0 : i64} : tensor<4xf32>
 // CHECK-NEXT: return %arg1, %[[S]]
-func.func @one_trip(%x: tensor<4xf32>, %y: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
+func.func @loop_of_one_trip(%x: tensor<4xf32>, %y: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
   %three = stablehlo.constant dense<3> : tensor<i32>
   %four = stablehlo.constant dense<4> : tensor<i32>
   %one = stablehlo.constant dense<1> : tensor<i32>
@@ -47,10 +47,10 @@ func.func @one_trip(%x: tensor<4xf32>, %y: tensor<4xf32>) -> (tensor<4xf32>, ten
 
 // -----
 
-// CHECK-LABEL: @no_trips_in_one_trip
+// CHECK-LABEL: @loop_in_loop
 // CHECK-NEXT: %[[S:.*]] = stablehlo.add %arg0, %arg0
 // CHECK-NEXT: return %[[S]]
-func.func @no_trips_in_one_trip(%x: tensor<4xf32>) -> tensor<4xf32> {
+func.func @loop_in_loop(%x: tensor<4xf32>) -> tensor<4xf32> {
   %zero = stablehlo.constant dense<0> : tensor<i32>
   %one = stablehlo.constant dense<1> : tensor<i32>
   %0:2 = stablehlo.while(%i = %zero, %a = %x) : tensor<i32>, tensor<4xf32>
@@ -161,11 +161,11 @@ module @a_sharded_loop {
 
 // -----
 
-// CHECK-LABEL: @a_known_condition
+// CHECK-LABEL: @taken_branch
 // CHECK-NEXT: %[[T:.*]] = stablehlo.tanh %arg0
 // CHECK-NEXT: %[[N:.*]] = stablehlo.negate %arg0
 // CHECK-NEXT: return %[[T]], %[[N]]
-func.func @a_known_condition(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
+func.func @taken_branch(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
   %yes = stablehlo.constant dense<true> : tensor<i1>
   %no = stablehlo.constant dense<false> : tensor<i1>
   %0 = "stablehlo.if"(%yes) ({

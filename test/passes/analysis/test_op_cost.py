@@ -112,7 +112,7 @@ def test_flops_and_bytes(case: str) -> None:
 
 def loop_of(function: Callable[..., jax.Array], *arguments: jax.Array) -> stablehlo.WhileOp:
     module = parsed(jax.jit(function).lower(*arguments).as_text())
-    alpa.passes.run(module, "simplify-trivial-ops")
+    alpa.passes.run(module, "combine-micro-batches{num-micro-batches=1}")  # inlines calls
     (loop,) = (op for op in walk(module.body) if isinstance(op, stablehlo.WhileOp))
     return loop
 
