@@ -9,6 +9,8 @@ from alpa.dialects.mpmd_types import MeshTensor
 from alpa.passes.analysis.symbolic_dims import dynamic_dims, place_of_dims, symbolic_dims
 from alpa.passes.base import PassError, errors_at
 
+_INTEGER_BITS = (1, 2, 4, 8, 16, 32, 64)
+_FLOAT_BITS = (4, 6, 8, 16, 32, 64)
 _ADVICE = "refine the module to static shapes first, for example export it with concrete shapes"
 
 
@@ -20,8 +22,9 @@ def check_input(module: ir.Module, *, is_checked: bool = False) -> func.FuncOp:
 
     Raises:
         PassError: there is no function, no or several public ones, the public one has no body
-            or several blocks, a value is no tensor or has a dynamic or unknown shape, or an
-            attribute of an argument or the cost of a custom call does not fit.
+            or several blocks, a value is no tensor, has a dynamic or unknown shape or elements
+            that StableHLO lacks, or an attribute of an argument or the cost of a custom call does
+            not fit.
     """
     return _main(_functions(module)) if is_checked else checked_types(module)[0]
 
@@ -158,10 +161,35 @@ def _check_type(type_: ir.Type, where: ir.Location, what: str, known: set[ir.Typ
         if not type_.has_static_shape:
             dim = next(i for i in range(type_.rank) if type_.is_dynamic_dim(i))
             raise PassError(where, f"dimension {dim} of {what} is dynamic ({type_}); {_ADVICE}")
+        if not _is_element(type_.element_type):
+            raise PassError(
+                where, f"{what} is {type_}, whose elements {_instead(type_.element_type)}"
+            )
     elif not str(type_).startswith("!"):  # Tokens, tensors on meshes and the like are of dialects.
-        element = "i64" if isinstance(type_, ir.IndexType) else type_
-        raise PassError(where, f"{what} is {type_}, not a tensor; make it a tensor<{element}>")
+        if _is_element(type_) or isinstance(type_, ir.IndexType):
+            element = "i64" if isinstance(type_, ir.IndexType) else type_
+            raise PassError(where, f"{what} is {type_}, not a tensor; make it a tensor<{element}>")
+        raise PassError(where, f"{what} is {type_}, not a tensor; write it as one")
     known.add(type_)
+
+
+def _is_element(type_: ir.Type) -> bool:
+    """Whether StableHLO has tensors of such elements."""
+    if isinstance(type_, ir.ComplexType):
+        return isinstance(type_.element_type, ir.F32Type | ir.F64Type)
+    if isinstance(type_, ir.IntegerType):
+        return type_.width in _INTEGER_BITS and not type_.is_signed
+    return isinstance(type_, ir.FloatType) and type_.width in _FLOAT_BITS
+
+
+def _instead(element: ir.Type) -> str:
+    """What is wrong with such elements, and what to write instead."""
+    if isinstance(element, ir.IndexType):
+        return (
+            "have no size; write i64, or make constant shapes static by "
+            "func.func(stablehlo-canonicalize-dynamism)"
+        )
+    return "are not of StableHLO; use one of its integers, floats or complex numbers"
 
 
 def _check_arguments(main: func.FuncOp) -> None:

@@ -174,6 +174,36 @@ func.func public @scalar_inside(%x: tensor<4xf32>) -> tensor<4xf32> {
 
 // -----
 
+// expected-error @+1 {{argument 0 of @buffer_argument is memref<4xf32>, not a tensor; write it as one}}
+func.func public @buffer_argument(%x: memref<4xf32>, %y: tensor<4xf32>) -> tensor<4xf32> {
+  return %y : tensor<4xf32>
+}
+
+// -----
+
+// expected-error @+1 {{argument 1 of @tensor_of_tokens is tensor<4x!stablehlo.token>, whose elements are not of StableHLO; use one of its integers, floats or complex numbers}}
+func.func public @tensor_of_tokens(%x: tensor<4xf32>, %y: tensor<4x!stablehlo.token>) -> tensor<4xf32> {
+  return %x : tensor<4xf32>
+}
+
+// -----
+
+// expected-error @+1 {{argument 0 of @signed_integers is tensor<4xsi32>, whose elements are not of StableHLO}}
+func.func public @signed_integers(%x: tensor<4xsi32>) -> tensor<4xsi32> {
+  return %x : tensor<4xsi32>
+}
+
+// -----
+
+func.func public @shape_in_index(%x: tensor<f32>) -> tensor<8x16xf32> {
+  // expected-error @+1 {{result 0 of arith.constant is tensor<2xindex>, whose elements have no size; write i64, or make constant shapes static by func.func(stablehlo-canonicalize-dynamism)}}
+  %shape = arith.constant dense<[8, 16]> : tensor<2xindex>
+  %0 = stablehlo.dynamic_broadcast_in_dim %x, %shape, dims = [] : (tensor<f32>, tensor<2xindex>) -> tensor<8x16xf32>
+  return %0 : tensor<8x16xf32>
+}
+
+// -----
+
 // expected-error @+1 {{argument 0 has alpa.batch_dim = -1, but 2 dimensions; count them from 0}}
 func.func public @batch_dim_before_the_first(%x: tensor<4x8xf32> {alpa.batch_dim = -1 : i64}) -> tensor<4x8xf32> {
   return %x : tensor<4x8xf32>
