@@ -68,6 +68,7 @@ from typing import ClassVar
 
 from alpa.dialects import body, ir, main_function, mpmd, passmanager, sdy
 from alpa.dialects.attributes import (
+    BACKWARD,
     COMPUTE_SECONDS,
     PART,
     REMAT,
@@ -161,14 +162,15 @@ def _merge(first: mpmd.FragmentOp, second: mpmd.FragmentOp) -> mpmd.FragmentOp:
         op, block = fragment(
             mesh_of(second),
             [Origin.from_attr(it) for it in (*_origins(first), *_origins(second))],
-            stage_of(second),
+            stage_of(first),  # An update has the number of the first stage of its mesh.
             inputs,
             [it.type for it in (*kept, *second.results)],
             loc=second.location,
         )
     op.attributes[PART] = ir.StringAttr.get("backward")
-    if REMAT in first.attributes:
-        op.attributes[REMAT] = first.attributes[REMAT]
+    for name in (REMAT, BACKWARD):
+        if name in first.attributes:
+            op.attributes[name] = first.attributes[name]
     if only := _read_by_update(first, second, inputs):
         op.attributes[READ_BY_UPDATE] = ir.DenseI64ArrayAttr.get(only)
     inside: dict[ir.Value, ir.Value] = dict(zip(inputs, block.arguments, strict=True))

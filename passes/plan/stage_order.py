@@ -115,8 +115,25 @@ def rounds(schedule: WorkLists, reads: Callable[[Work], Iterable[Work]]) -> Iter
 
 
 def _by_stage(fragments: Iterable[Fragment]) -> list[tuple[Fragment, ...]]:
-    """Fragments of a stage that follow one another, together."""
-    return [tuple(those) for _, those in groupby(fragments, key=_place)]
+    """The fragments of each stage, in the order of their first ones.
+
+    Those without the number of a stage are one if they follow one another on a mesh. Those with a
+    number can be apart: a second part of a backward waits for its update (`merge-fragments`).
+    """
+    groups: list[list[Fragment]] = []
+    numbered: dict[_Place, list[Fragment]] = {}
+    for fragment in fragments:
+        place = _place(fragment)
+        group = numbered.get(place)
+        if group is None and groups and _place(groups[-1][0]) == place:
+            group = groups[-1]
+        if group is None:
+            group = []
+            groups.append(group)
+            if fragment.stage is not None:
+                numbered[place] = group
+        group.append(fragment)
+    return [tuple(group) for group in groups]
 
 
 def _place(fragment: Fragment) -> _Place:

@@ -294,3 +294,25 @@ module {
     return %1, %2 : !w, !w
   }
 }
+
+// -----
+
+!w = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
+module {
+  sdy.mesh @mesh_0 = <["a"=1]>
+  // The update is that of the mesh, which has the number of its first stage.
+  // CHECK-LABEL: func.func public @the_second_part_of_a_later_stage
+  // CHECK: mpmd.fragment<mesh="mesh_0", origin=["layer_1"(1), "update_1"], stage=2>
+  // CHECK-SAME: {alpa.backward = "weight", alpa.part = "backward", alpa.read_by_update = array<i64: 1>}
+  func.func public @the_second_part_of_a_later_stage(%x: !w, %w: !w {alpa.role = "state"}) -> (!w {alpa.result = "state:1"}) attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=1]>>>} {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_1"(1)], stage=2> (%x) {alpa.backward = "weight", alpa.part = "backward"} (%a: tensor<8xf32>) {
+      %2 = stablehlo.tanh %a : tensor<8xf32>
+      mpmd.return %2 : tensor<8xf32>
+    } : (!w) -> !w
+    %1 = mpmd.fragment<mesh="mesh_0", origin=["update_1"], stage=1> (%w, %0) {alpa.part = "update"} (%a: tensor<8xf32>, %b: tensor<8xf32>) {
+      %2 = stablehlo.subtract %a, %b : tensor<8xf32>
+      mpmd.return %2 : tensor<8xf32>
+    } : (!w, !w) -> !w
+    return %1 : !w
+  }
+}
