@@ -82,11 +82,12 @@ brought its own (`sharding/call_costs.py`).
 
 **Options**: none.
 
-**Fails when** the module does not hold one public function with a body of one block, a shape is
-dynamic, or a call is recursive. It also fails when the program is written for several replicas
-(`pmap`) or with GSPMD's `shard_map`, which `import-hlo` rewrites, talks to its host (callbacks,
-infeed, ordered effects), is exported for several platforms, or has collectives outside of
-`sdy.manual_computation`, or when the registered cost of a custom call raises.
+**Fails when** the module does not hold one public function with a body of one block, it has been
+cut into stages already, a shape is dynamic, or a call is recursive. It also fails when the program
+is written for several replicas (`pmap`) or with GSPMD's `shard_map`, which `import-hlo` rewrites,
+talks to its host (callbacks, infeed, ordered effects), is exported for several platforms, or has
+collectives outside of `sdy.manual_computation`, or when the registered cost of a custom call
+raises.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ from typing import ClassVar
 
 from alpa.dialects import body, ir
 from alpa.dialects.symbols import drop_unused_meshes
-from alpa.passes.analysis.input_checks import check_input
+from alpa.passes.analysis.input_checks import check_input, check_unplanned
 from alpa.passes.base import Pass, Remark
 from alpa.passes.sharding.call_costs import write_costs
 from alpa.passes.simplify.follow import mark_follow
@@ -119,6 +120,7 @@ class SimplifyTrivialOps(Pass):
     def run(self, module: ir.Module, remark: Remark) -> None:
         with module.context:
             main = check_input(module, is_checked=self.is_checked)
+            check_unplanned(main)
             drop_gspmd(module, remark)
             others = inline_calls(module, main)
             drop_unused_meshes(module)

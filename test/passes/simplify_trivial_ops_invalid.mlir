@@ -204,6 +204,14 @@ func.func public @shape_in_index(%x: tensor<f32>) -> tensor<8x16xf32> {
 
 // -----
 
+!x = !mpmd.mesh_tensor<"mesh_0", tensor<8xf32>>
+// expected-error @+1 {{argument 0 is on mesh_0: this program has been cut into stages already; plan the one that it was made from}}
+func.func public @planned_already(%x: !x) -> !x attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=2]>>>} {
+  return %x : !x
+}
+
+// -----
+
 // expected-error @+1 {{argument 0 has alpa.batch_dim = -1, but 2 dimensions; count them from 0}}
 func.func public @batch_dim_before_the_first(%x: tensor<4x8xf32> {alpa.batch_dim = -1 : i64}) -> tensor<4x8xf32> {
   return %x : tensor<4x8xf32>
