@@ -49,11 +49,12 @@ def limits(report: PlanReport) -> Iterator[str]:
                 f"  memory: XLA may need up to {share} more than predicted, {more} there; "
                 "alpa-plan --verify says how much"
             )
+    less = "assumes an even split" if report.solver is None else "leaves out tensors below 4 KiB"
     for number, stage in enumerate(stages):
         if stage.peak_bytes is not None and stage.state_bytes > stage.peak_bytes:
             yield (
                 f"  {noun} {number} holds {size_text(stage.state_bytes)} of state per device, more "
-                "than its predicted peak, which assumes an even split"
+                f"than its predicted peak, which {less}"
             )
 
 
@@ -76,7 +77,7 @@ def _bubble(report: PlanReport) -> str:
     schedule, batches = report.schedule, report.num_micro_batches
     stages, meshes = num_stages(report), len(report.stages)
     if meshes == 1:
-        text = "one stage: no pipeline, so no bubble"
+        text = f"one {'stage' if stages == 1 else 'mesh'}: no pipeline, so no bubble"
         return f"{text}; {_ONE_MICRO_BATCH}" if batches == 1 else text
     if schedule == "own":
         return f"pipeline bubble: that of your own schedule of {stages} stages"

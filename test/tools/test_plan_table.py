@@ -210,6 +210,32 @@ def test_before_the_shardings_are_chosen() -> None:
     assert "crosses" not in table
 
 
+def test_small_tensors_are_left_out_of_the_peak() -> None:
+    table = plan_table(passes.run(PROGRAM, "alpa{cluster=cpu:1x1}"))
+    assert (
+        "  stage 0 holds 1 KiB of state per device, more than its predicted peak, which leaves out "
+        "tensors below 4 KiB\n"
+    ) in table
+
+
+def test_two_stages_of_one_mesh_are_no_pipeline() -> None:
+    product = "stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]"
+    again = product.replace("%x", "%0")
+    types = "(tensor<8x16xf32>, tensor<16x16xf32>) -> tensor<8x16xf32>"
+    program = f"""
+        func.func @main(%w: tensor<16x16xf32> {{alpa.role = "constant"}},
+                        %x: tensor<8x16xf32> {{alpa.role = "batch", alpa.batch_dim = 0 : i64}})
+            -> (tensor<8x16xf32> {{alpa.result = "concat:0"}}) {{
+          %0 = {product} : {types}
+          %1 = {again} : {types}
+          return %1 : tensor<8x16xf32>
+        }}"""
+    pipeline = "alpa{cluster=cpu:1x1 schedule=zb-v num-layers=2 num-micro-batches=2}"
+    table = plan_table(passes.run(program, pipeline))
+    assert "2 stages on 1 mesh" in table
+    assert "  one mesh: no pipeline, so no bubble\n" in table
+
+
 def test_a_program_that_is_not_planned() -> None:
     with pytest.raises(CheckError, match="it is not planned yet"):
         plan_table(parse(PROGRAM))
