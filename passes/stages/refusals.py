@@ -1,4 +1,8 @@
-"""Why no cut was found, in words: what the layers hold at least, and where they have no plan."""
+"""Why no cut was found, in words: what the layers hold at least, and where they have no plan.
+
+The least is that of the few shardings per mesh that the stage search costs (`candidates.PRICES`).
+Others may hold less where links are so slow that even the last price is too low.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from alpa.passes.stages.clustered import Clustered
 
 
 def shortage(program: Clustered, candidates: Sequence[Candidate]) -> str:
-    """Lower bounds of what does not fit, of a layer, else of all layers; and what would help."""
+    """The least of what does not fit, of a layer, else of all layers; and what would help."""
     return _needs(program, [it for it in candidates if not it.problem]) + _narrower(program)
 
 
@@ -30,8 +34,9 @@ def _needs(program: Clustered, possible: Sequence[Candidate]) -> str:
     )
     if need >= largest.memory:
         return (
-            f"At best layer_{layer} alone holds {size_text(need)} on each of {size} device(s), "
-            f"{largest.name} has {size_text(largest.memory)}"
+            f"In the shardings that were tried, layer_{layer} alone holds at least "
+            f"{size_text(need)} on each of {size} device(s); {largest.name} has "
+            f"{size_text(largest.memory)}"
         )
     fixed = min(o.size * o.fixed_bytes[0, -1] for o in possible)
     kept = min(o.size * o.activation_bytes[0, -1] for o in possible)
@@ -41,8 +46,8 @@ def _needs(program: Clustered, possible: Sequence[Candidate]) -> str:
         for kind in kinds
     )
     return (
-        f"At best all layers hold {size_text(fixed)} and, for each micro-batch in flight, "
-        f"{size_text(kept)}; {there}"
+        f"In the shardings that were tried, all layers hold at least {size_text(fixed)} and, for "
+        f"each micro-batch in flight, {size_text(kept)}; {there}"
     )
 
 

@@ -39,7 +39,7 @@ func.func public @more_stages_than_layers(%x: tensor<4xf32> {alpa.role = "consta
 
 // -----
 
-// expected-error @+1 {{no cut of 2 layers in 2 stages fits into memory, even with one micro-batch in flight; add devices or use smaller micro-batches (2 devices now). At best layer_0 alone holds 128 GiB on each of 2 device(s), CPU has 16 GiB}}
+// expected-error @+1 {{no cut of 2 layers in 2 stages fits into memory, even with one micro-batch in flight; add devices or use smaller micro-batches (2 devices now). In the shardings that were tried, layer_0 alone holds at least 128 GiB on each of 2 device(s); CPU has 16 GiB}}
 func.func public @no_memory(%w: tensor<1048576x65536xf32> {alpa.role = "state"}, %x: tensor<4xf32> {alpa.role = "constant"}) -> (tensor<1048576x65536xf32> {alpa.result = "state:0"}, tensor<4xf32> {alpa.result = "last"}) {
   %0 = mpmd.named_computation<"layer_0"> (%w) (%a: tensor<1048576x65536xf32>) {
     %2 = stablehlo.tanh %a : tensor<1048576x65536xf32>
