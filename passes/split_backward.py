@@ -172,7 +172,8 @@ def _split(
         return
     halves = _halves(op, graph, parts, split.second)
     _write_costs(op, halves, costs)
-    remark(op.location, _described(graph, parts))
+    place = f"@{step.mesh}" if step.stage is None else f"stage {step.stage}"
+    remark(op.location, f"{place}: {_described(graph, parts)}")
     op.operation.erase()
 
 
