@@ -33,7 +33,8 @@ class Source:
 
     def place(self, place: Place) -> Place:
         """A place as MLIR names it, with this input's name if MLIR does not know it."""
-        return dataclasses.replace(place, file=self.file) if place.file == "-" else place
+        is_named = place.file not in ("-", "unknown")
+        return place if is_named else dataclasses.replace(place, file=self.file)
 
 
 class NotTextError(ValueError):

@@ -137,6 +137,14 @@ def test_locations_name_the_file(program: Path) -> None:
     assert f'loc("{program}":2:8)'.encode() in printed
 
 
+def test_an_error_at_an_unknown_location_names_the_file(program: Path) -> None:
+    """The module that JAX writes has none."""
+    program.write_text(f"module {{\n{PROGRAM}}} loc(unknown)\n")
+    status, out, error = alpa_opt(program, "--pipeline=refine-dimensions")
+    assert (status, out) == (1, b"")
+    assert error.startswith(f"{program}: error: refine-dimensions: option 'sizes' is ''")
+
+
 def test_empty_input_is_an_empty_module_until_a_pass_needs_more() -> None:
     assert alpa_opt() == (0, b"module {\n}\n", "")
     for empty in (b"", b"module {\n}\n"):
