@@ -208,7 +208,9 @@ class Split(RelatedStep):
             with self._after(value):
                 new = self._times_micro_batches(value, relation.power)
             return ResultRole("concat", relation.dim), new
-        if relation.kind == "sum" and not is_state and not relation.factors:
+        # What no sample changes is planned as a part of the step, which runs once.
+        is_total = relation.kind == "sum" and self.made_of_batch[value]
+        if is_total and not is_state and not relation.factors:
             power = -1 if is_float(value.type) else 0
             if not self._is_in_step(value) and relation.power in (power, 0):
                 return ResultRole("mean" if relation.power else "sum"), value

@@ -117,6 +117,18 @@ def masked_mean(w: Any, x: Any, y: Any) -> Any:
     return w - 0.1 * g, {"loss": loss, "perplexity": jnp.exp(loss), "count": jnp.sum(mask)}
 
 
+def sums_of_ones(w: Any, x: Any) -> Any:
+    """They grow with the batch, and no sample changes them."""
+
+    def loss_fn(w: Any) -> Any:
+        ones = jnp.ones_like(x)
+        return jnp.sum(jnp.tanh(x @ w) ** 2) / ones.sum(), (ones.sum(), (ones > 0).sum())
+
+    (loss, counts), g = jax.value_and_grad(loss_fn, has_aux=True)(w)
+    rows = jnp.broadcast_to(w[0], (x.shape[0], 3))
+    return w - 0.1 * g, loss, counts, rows.sum(0), rows.mean(0)
+
+
 def root_of_the_mean(w: Any, x: Any) -> Any:
     loss, g = jax.value_and_grad(lambda w: jnp.sqrt(squares(w, x)))(w)
     return w - 0.1 * g, loss
@@ -206,6 +218,7 @@ EXACT: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         ({"w": W, "steps": np.int32(3)}, X),
         {"state_argnums": 0},
     ),
+    "sums of ones": (sums_of_ones, (W, X), {}),
     "root of the mean": (root_of_the_mean, (W, X), {}),
     "picked": (picked, (W, X, Y), {}),
     "layers in a loop": (layers_in_a_loop, (normal(3, 6, 6) / 2, X), {}),

@@ -29,6 +29,24 @@ module attributes {alpa.whole = 2 : i64} {
 
 // -----
 
+// A sum that no sample changes is computed apart from the batch, and accumulated all the same.
+// CHECK-LABEL: func.func public @sum_of_ones
+// CHECK-SAME: -> (tensor<f32> {alpa.result = "last"})
+// CHECK: %[[SUM:.*]] = stablehlo.reduce
+// CHECK: %[[TOTAL:.*]] = stablehlo.custom_call @alpa.gradient(%[[SUM]])
+// CHECK: stablehlo.multiply %[[TOTAL]], %{{.*}} : tensor<f32>
+module attributes {alpa.whole = 2 : i64} {
+  func.func public @sum_of_ones(%x: tensor<4xf32> {alpa.role = "batch", alpa.batch_dim = 0 : i64}) -> tensor<f32> {
+    %zero = stablehlo.constant dense<0.0> : tensor<f32>
+    %one = stablehlo.constant dense<1.0> : tensor<f32>
+    %0 = stablehlo.broadcast_in_dim %one, dims = [] {alpa.whole = {types = [tensor<8xf32>]}} : (tensor<f32>) -> tensor<4xf32>
+    %1 = stablehlo.reduce(%0 init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
+    return %1 : tensor<f32>
+  }
+}
+
+// -----
+
 // A program that is not known at the whole batch: sums of floats are taken for means.
 // CHECK-LABEL: module attributes {alpa.micro_batches = "exact if sums over samples are parts of means"}
 // CHECK: func.func public @taken_for_a_mean
