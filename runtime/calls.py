@@ -23,6 +23,15 @@ from alpa.runtime.argument_checks import Placed
 from alpa.runtime.mesh_array import MeshArray
 from alpa.runtime.pjrt import ARRAY
 
+SETTINGS = (
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+)
+"""Settings of JAX that change what a function computes, and that `with` blocks can set."""
+
 Path = tuple[Any, ...]
 Shape = tuple[int, ...]
 
@@ -197,6 +206,8 @@ class Call:
     trees: tuple[tuple[str, Any], ...]
     values: tuple[Any, ...]
     static: tuple[tuple[str, Hashable], ...]
+    settings: tuple[Hashable, ...]
+    """the values of `SETTINGS` at the call"""
 
     @classmethod
     def of(cls, parameters: Parameters, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
@@ -223,6 +234,7 @@ class Call:
             trees=tuple(trees),
             values=tuple(values),
             static=tuple(static),
+            settings=tuple(getattr(jax.config, name) for name in SETTINGS),
         )
 
     @cached_property
@@ -284,7 +296,7 @@ class Call:
                 type_.strong if type_ is not None and next(numbers) in strong else type_
                 for type_ in types
             )
-        return (self.positional, self.trees, self.static, functions, types)
+        return (self.positional, self.trees, self.static, self.settings, functions, types)
 
     def abstract(self) -> Call:
         """The call with shapes instead of arrays, which can then be freed."""

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
 from alpa.dialects.plan import AccumulateDtype
 from alpa.passes.sharding.baselines import Intra
 from alpa.passes.stages.remat import Remat
-from alpa.runtime.calls import Call, LeafType, Parameters
+from alpa.runtime.calls import SETTINGS, Call, LeafType, Parameters
 from alpa.runtime.executable import Executable
 from alpa.runtime.option_checks import check_literal
 from alpa.runtime.planning import Inter
@@ -160,7 +160,7 @@ class Parallelized(Generic[P, R]):
 
     def _prepared(self, call: Call) -> Prepared:
         cluster = self._target.family.cluster
-        same = cluster, call.positional, call.trees, call.static, call.marks
+        same = cluster, call.positional, call.trees, call.static, call.settings, call.marks
         if self._previous is not None and self._previous[0] == same:
             return self._previous[1]
         key = cluster, call.key()
@@ -237,6 +237,11 @@ def _difference(old: Call, new: Call) -> str:
         f"{leaf.label} was {before[path].type}, is {leaf.type}"
         for path, leaf in after.items()
         if path in before and before[path].type != leaf.type
+    ]
+    changed += [
+        f"{name} was {was}, is {now}"
+        for name, was, now in zip(SETTINGS, old.settings, new.settings, strict=True)
+        if was != now
     ]
     return (changed or ["a static argument or a function has changed"])[0]
 

@@ -438,6 +438,21 @@ def test_new_shapes_are_planned_anew_with_a_notice(caplog: pytest.LogCaptureFixt
     assert "x was float32[4], is float32[6]" in caplog.text
 
 
+def test_other_settings_of_jax_are_planned_anew(caplog: pytest.LogCaptureFixture) -> None:
+    step = alpa.parallelize(lambda x: (jnp.argmax(x), x), cluster="cpu:1x1")
+    x = np.arange(4, dtype=np.float32)
+    with jax.enable_x64(True):
+        assert step(x)[0].dtype == np.int64
+        assert caplog.text == ""
+    assert step(x)[0].dtype == np.int32
+    assert "jax_enable_x64 was True, is False" in caplog.text
+    with jax.enable_x64(True):
+        assert step(x)[0].dtype == np.int64
+    with jax.default_matmul_precision("highest"):
+        step(x)
+    assert "jax_default_matmul_precision was None, is highest" in caplog.text
+
+
 def failing(message: str, error: type[Exception] = ValueError) -> Any:
     return pytest.raises(error, match=message)
 
