@@ -6,7 +6,8 @@ import logging
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from functools import update_wrapper
-from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar
+from types import MethodType
+from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
 
 from alpa.dialects.plan import AccumulateDtype
 from alpa.passes.sharding.baselines import Intra
@@ -71,6 +72,16 @@ class Parallelized(Generic[P, R]):
         """
         call = self._call(args, kwargs)
         return self._prepared(call).run(call)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]: ...
+
+    def __get__(self, instance: object, owner: type | None = None) -> Self | Callable[..., R]:
+        """Makes a method of a function that is defined in a class, as `jax.jit` does."""
+        return self if instance is None else MethodType(self, instance)
 
     @ends_at_caller
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:

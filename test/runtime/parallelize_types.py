@@ -41,6 +41,18 @@ def forms(state: dict[str, jax.Array], batch: jax.Array) -> None:
     assert_type(also(state), float)
 
 
+class Model:
+    @alpa.parallelize(cluster="cpu:2x4", static_argnums=0)
+    def step(self, batch: jax.Array) -> float:
+        raise NotImplementedError
+
+
+def methods(batch: jax.Array) -> None:
+    assert_type(Model().step(batch), float)
+    assert_type(Model.step(Model(), batch), float)
+    assert_type(Model.step.plan(Model(), batch), StepPlan)
+
+
 def refused(state: dict[str, jax.Array], batch: jax.Array) -> None:
     decorated(state)  # pyright: ignore[reportCallIssue]
     decorated(state, 1)  # pyright: ignore[reportArgumentType]

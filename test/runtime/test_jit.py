@@ -355,6 +355,22 @@ def test_decorator_static_arguments_and_keywords() -> None:
     assert step(w, x=x, power=1).tolist() == [6] * 6
 
 
+def test_a_method_takes_its_object() -> None:
+    class Model:
+        rate = 0.5
+
+        @alpa.parallelize(cluster="cpu:1x1", static_argnums=0)
+        def step(self, w: Any, x: Any) -> Any:
+            """Multiplies."""
+            return self.rate * w * x
+
+    model, x = Model(), np.ones(4, np.float32)
+    assert model.step(2.0, x).tolist() == [1] * 4
+    assert Model.step(model, 4.0, x=x).tolist() == [2] * 4
+    assert model.step.__doc__ == "Multiplies."
+    assert Model.step.plan(model, 2.0, x).num_micro_batches == 1
+
+
 def test_a_plan_prints_its_table_and_is_taken_again(
     tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
