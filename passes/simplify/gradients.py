@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from alpa.dialects import ir, stablehlo, terminator, transform
-from alpa.dialects.attributes import GRADIENT, marker_of
+from alpa.dialects.attributes import GRADIENT, WHOLE, marker_of
+from alpa.dialects.records import entries
 from alpa.passes.analysis.graph import replace_operands, used_values
 
 
@@ -74,7 +75,15 @@ def _differentiated_again(ops: Sequence[ir.OpView], made_by: Sequence[str | None
 
 
 def _marker(value: ir.Value) -> ir.Value:
+    """A marker on a value, which says of the whole batch what the value's op says."""
     maker = value.owner
     assert not isinstance(maker, ir.Block)
     with ir.InsertionPoint.after(maker), maker.location:
-        return stablehlo.CustomCallOp([value.type], [value], GRADIENT).results[0]
+        marker = stablehlo.CustomCallOp([value.type], [value], GRADIENT)
+    differs = maker.attributes.get(WHOLE)
+    types = None if differs is None else entries(ir.DictAttr(differs)).get("types")
+    if types is not None:
+        own = ir.ArrayAttr(types)[ir.OpResult(value).result_number]
+        whole: dict[str, ir.Attribute] = {"types": ir.ArrayAttr.get([own])}
+        marker.attributes[WHOLE] = ir.DictAttr.get(whole)
+    return marker.results[0]
