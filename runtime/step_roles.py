@@ -8,9 +8,10 @@ directly.
 **The batch** is given by `batch_argnums`, or found by evidence. The program requires the dimensions
 of some arguments to be equal (`micro_batches.dimensions`), and one class of such dimensions holds
 the samples. Candidates are classes that contain the first dimension of an array which is neither
-state nor donated. Among several, the first for which the program is proven exact is taken. An
-array that shares no dimension with the class is constant. An array that shares one is not state,
-even if a result has its form: it is a residual, or the batch itself.
+state nor donated, and of one that looks like state and shares another dimension with those. Among
+several, the first for which the program is proven exact is taken. An array that shares no dimension
+with the class is constant. An array that shares one is not state, even if a result has its form: it
+is a residual, or the batch itself.
 
 **Results** that are not state: a result that grows with the batch is concatenated. Other results
 are averaged, or added up if the loss is a sum. Integers are counts, and are added up.
@@ -256,6 +257,9 @@ def find_batch(
     # A class without an array that begins with samples is more likely a feature dimension.
     rest = [it for it in more if it.keys() >= first.keys() or not it.keys() & first.keys()]
     shown = [first, *rest]
+    # What comes back like a state may be a residual: the batch, if another class is its features.
+    residuals = [n for n in open_to if n not in others and any(it.get(n, 0) for it in shown)]
+    shown += [it for _, it in _candidates(leaves, open_to, residuals, classes) if it not in shown]
     chosen = next((dims for dims in shown if len(shown) == 1 or evidence.is_exact(dims)), None)
     if chosen is None:
         raise ValueError(

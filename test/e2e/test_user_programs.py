@@ -117,6 +117,11 @@ def masked_mean(w: Any, x: Any, y: Any) -> Any:
     return w - 0.1 * g, {"loss": loss, "perplexity": jnp.exp(loss), "count": jnp.sum(mask)}
 
 
+def residual(w: Any, x: Any) -> Any:
+    """The samples come back element by element, as a state does."""
+    return x - 0.1 * jnp.tanh(x @ w) @ w.T
+
+
 def rows_that_are_looked_up(state: Any, x: Any, y: Any) -> Any:
     """Only the rows that samples use are differentiated, by JAX's own function."""
 
@@ -230,6 +235,7 @@ EXACT: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
         ({"w": W, "steps": np.int32(3)}, X),
         {"state_argnums": 0},
     ),
+    "residual": (residual, (W, X), {}),
     "rows that are looked up": (
         rows_that_are_looked_up,
         ({"table": normal(5, 6), "w": W}, X, Y),
@@ -303,6 +309,19 @@ def own_accumulation(w: Any, x: Any) -> Any:
 
     g, losses = jax.lax.scan(one, jnp.zeros_like(w), x.reshape(2, -1, 6))
     return w - 0.05 * g, losses.mean()
+
+
+def normalised_residual(w: Any, x: Any) -> Any:
+    return x + jnp.tanh((x - x.mean(0)) @ w) @ w.T
+
+
+def test_samples_that_come_back_like_a_state_are_asked_for_where_they_are_mixed() -> None:
+    """The features of the samples are no batch that could be cut instead."""
+    with pytest.raises(ValueError, match=r"ambiguous.* or x, 8 along dimension 0; name"):
+        parallelize(normalised_residual, 2, micro_batches="independent")(W, X)
+    step = parallelize(normalised_residual, 2, micro_batches="independent", batch_argnums="x")
+    parts = [normalised_residual(W, part) for part in np.split(X, 2)]
+    assert_equal(step(W, X), jnp.concatenate(parts))
 
 
 def in_a_loop_over_micro_batches(step: Callable[..., Any], w: Any, x: Any, number: int) -> Any:
