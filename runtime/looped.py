@@ -7,9 +7,10 @@ cases.
 The step's jaxpr is evaluated once per micro-batch, up to the gradients that `alpa.grad` marks. The
 gradients are averaged, and the update after them is computed once. Random numbers for samples are
 drawn from the key folded with the number of the micro-batch. Numbers that samples share, the
-update, and returned keys use the given key. State that the forward part writes is carried from one
-micro-batch to the next. Results are combined by their `alpa.result`. A scalar of the forward part
-that the update reads, such as the loss, is averaged, too.
+update, and returned keys use the given key. State that the forward part writes, counters of running
+averages among it, is carried from one micro-batch to the next. Results are combined by their
+`alpa.result`. A scalar of the forward part that the update reads, such as the loss, is averaged,
+too.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 from jax.extend.core import Literal as JaxprLiteral
 
-from alpa.dialects import main_function
+from alpa.dialects import body, main_function
 from alpa.dialects.attributes import ResultRole, read_results
+from alpa.passes.analysis.graph import Graph
+from alpa.passes.analysis.roles import infer_roles
+from alpa.passes.analysis.step_parts import split_step
 from alpa.runtime.keys import equations, is_shared_draw
 from alpa.runtime.markers import is_gradient_mark
 from alpa.runtime.step import LossReduction, Lowered
@@ -50,6 +54,11 @@ def looped(lowered: Lowered, loss_reduction: LossReduction) -> Callable[..., lis
             f"so that plain JAX cannot separate its update; use alpa.grad, or {_FORM}"
         )
 
+    main = main_function(lowered.module)
+    graph = Graph.of(body(main))
+    exact = step.micro_batches == "exact"
+    counters = split_step(graph, infer_roles(main, graph), exact=exact, several=True).counters
+
     def run(*arrays: Any) -> list[Any]:
         now, shared = list(arrays), _Shared(name=step.name, reduction=loss_reduction)
         runs: list[list[_Value]] = []
@@ -65,7 +74,7 @@ def looped(lowered: Lowered, loss_reduction: LossReduction) -> Callable[..., lis
             results = _evaluated(jaxpr, step.whole.jaxpr, given, shared)
             runs.append(results)
             for argument, result in step.state.items():
-                if results[result].is_forward:
+                if results[result].is_forward or argument in counters:
                     now[argument] = results[result].micro
         return [
             _combined(role, [results[n] for results in runs], loss_reduction)

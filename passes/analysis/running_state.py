@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from alpa.dialects.attributes import Part
 from alpa.passes.analysis.graph import Graph, union
 from alpa.passes.analysis.op_kinds import CURVED, OF_FACTORS
 
@@ -74,6 +75,37 @@ def running_states(
             or (state in unread and of_read.isdisjoint(graph.cone(graph.made_by(changes[state]))))
         )
     }
+
+
+def counters(
+    graph: Graph, new: Mapping[int, int], batch: Sequence[bool], parts: Sequence[Part | None]
+) -> list[int]:
+    """The states that count how often the forward part runs, as a running average without bias
+    does: no sample changes them, the forward part reads their new value for a state that it
+    writes, and the update does not read it.
+
+    Args:
+        graph: of the whole step.
+        new: for each state, an argument, its new value.
+        batch: for each value whether it depends on the batch.
+        parts: the part of each op.
+    """
+    producer = graph.producer
+    written = [v for v in new.values() if batch[v] and parts[producer[v]] == "forward"]
+    inside = graph.cone(written)
+    found: list[int] = []
+    for state, v in new.items():
+        if producer[v] < 0 or batch[v]:
+            continue
+        counted = graph.depends([v])
+        readers = {
+            o
+            for o, operands in enumerate(graph.operands)
+            if parts[o] is not None and any(counted[u] and not batch[u] for u in operands)
+        }
+        if not readers.isdisjoint(inside) and all(parts[o] != "update" for o in readers):
+            found.append(state)
+    return found
 
 
 def _unread(

@@ -20,7 +20,9 @@ from a new state through element-wise ops. A result that depends on a gradient (
 loss. The forward part computes all other results. If these use fewer layers than the gradients, the
 forward part also computes the value that all gradients depend on.
 
-Only ops that depend on the batch are assigned. Other ops are computed in the part that uses them.
+Only ops that depend on the batch are assigned. Other ops are computed in the part that uses them,
+and the counter of a running average in the forward part, where each micro-batch is a batch of its
+own.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from alpa.passes.analysis.op_kinds import PRODUCTS, TRIVIAL
 from alpa.passes.analysis.products import multiplies
 from alpa.passes.analysis.returned_gradients import returned_gradients
 from alpa.passes.analysis.roles import Roles
-from alpa.passes.analysis.running_state import running_states
+from alpa.passes.analysis.running_state import counters, running_states
 
 SAME_ELEMENTS = TRIVIAL - {
     "stablehlo.broadcast",
@@ -62,6 +64,8 @@ class StepParts:
     misplaced: tuple[ir.OpView, ...] = ()
     learns: bool = False
     """whether any new state depends on the batch"""
+    counters: tuple[int, ...] = ()
+    """the states, by argument, that count the runs of the forward part"""
 
 
 def split_step(
@@ -100,7 +104,15 @@ def split_step(
     once.pull_reductions(part)
     part = once.behind_marks(part) if exact else part
     misplaced = () if exact else once.misplaced(part)
-    return StepParts(part, "update" in part, tuple(doubts), misplaced, learns=True)
+    counting: list[int] = []
+    if several and not exact:
+        new = {a: graph.returned[r] for r, a in pairs.items()}
+        counting = counters(graph, new, batch, part)
+        for a in counting:
+            part[graph.producer[new[a]]] = "forward"
+    return StepParts(
+        part, "update" in part, tuple(doubts), misplaced, learns=True, counters=tuple(counting)
+    )
 
 
 @dataclass(frozen=True)

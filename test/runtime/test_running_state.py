@@ -86,6 +86,15 @@ def average_of_the_loss(p: Any, s: Any, batch: Any) -> Any:
     return loss / average, {"average": average}
 
 
+def average_without_bias(p: Any, s: Any, batch: Any) -> Any:
+    """As Haiku's batch norm: the average is divided by what the counter says that it lacks."""
+    h = jnp.tanh(batch["x"] @ p["a"])
+    count = s["count"] + 1
+    hidden = 0.9 * s["hidden"] + 0.1 * stop(h).mean(0)
+    average = hidden / (1 - 0.9**count)
+    return head(p, h - h.mean(0), batch), {"hidden": hidden, "average": average, "count": count}
+
+
 WRITTEN: dict[str, tuple[Loss, dict[str, Any]]] = {
     "new mean": (new_mean, {"mean": _normal(8)}),
     "old mean": (old_mean, {"mean": _normal(8)}),
@@ -98,6 +107,10 @@ WRITTEN: dict[str, tuple[Loss, dict[str, Any]]] = {
     "old mean at the end": (old_mean_at_the_end, {"mean": _normal(4)}),
     "new mean at the end": (new_mean_at_the_end, {"mean": _normal(4)}),
     "average of the loss": (average_of_the_loss, {"average": np.float32(0.5)}),
+    "average without bias": (
+        average_without_bias,
+        {"hidden": _normal(8), "average": _normal(8), "count": np.int32(2)},
+    ),
     "baseline": (baseline, {"baseline": np.float32(0.5)}),
 }
 
@@ -229,3 +242,30 @@ def test_a_probe_of_activations_makes_no_running_state_of_the_layers_before_it()
 def test_a_running_mean_is_of_the_forward_part_and_parameters_of_the_update() -> None:
     parts = parts_of_new_states(old_mean, PARAMS, {"mean": _normal(8)})
     assert parts == {"mean": "forward", "a": "update", "b": "update", "c": "update"}
+
+
+def test_a_counter_that_the_update_reads_advances_once_per_step() -> None:
+    """The step count of an optimizer, from which the forward part takes a rate."""
+
+    def step(state: Any, batch: Any) -> Any:
+        count = state["count"] + 1
+
+        def loss_fn(params: Any) -> Any:
+            loss, kept = average_without_bias(params, {**state, "count": count - 1}, batch)
+            return loss, kept
+
+        (loss, kept), grads = alpa.value_and_grad(loss_fn, has_aux=True)(state["params"])
+        params = jax.tree.map(lambda w, g: w - g / (9 + count), state["params"], grads)
+        return {"params": params, **kept, "count": count}, loss
+
+    parallelized = alpa.parallelize(
+        step,
+        cluster="cpu:1x1",
+        num_micro_batches=2,
+        micro_batches="independent",
+        state_argnums=0,
+        batch_argnums=1,
+    )
+    kept = {"hidden": _normal(8), "average": _normal(8), "count": np.int32(2)}
+    state, _ = parallelized({"params": PARAMS, **kept}, BATCH)
+    assert int(state["count"]) == 3
