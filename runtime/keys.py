@@ -162,8 +162,9 @@ def _drawn(
 
     for eqn, counterpart in equations(whole.jaxpr, micro.jaxpr):
         inputs = [read(atom) for atom in eqn.invars]
+        read_by = [*zip(inputs, eqn.invars, counterpart.invars, strict=True)]
         versions = [
-            [value.step if value.micro is None else value.micro[m] for value in inputs]
+            [_of_micro_batch(m, *each) for each in read_by]
             for m in range(number if any(value.micro for value in inputs) else 0)
         ]
         if eqn.primitive.name in _INLINED:
@@ -191,6 +192,18 @@ def _drawn(
             ]
         known.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in whole.jaxpr.outvars]
+
+
+def _of_micro_batch(m: int, value: _Drawn, atom: Any, counterpart: Any) -> Any:
+    """What micro-batch m reads: its version of a value, or its samples of one that has none."""
+    if value.micro is not None:
+        return value.micro[m]
+    whole, shape = atom.aval.shape, counterpart.aval.shape
+    if whole == shape:
+        return value.step
+    starts = [0 if a == b else m * b for a, b in zip(whole, shape, strict=True)]
+    limits = [start + size for start, size in zip(starts, shape, strict=True)]
+    return jax.lax.slice(value.step, starts, limits)
 
 
 def _steps(values: Sequence[_Drawn]) -> list[Any]:

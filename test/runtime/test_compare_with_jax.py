@@ -74,6 +74,21 @@ def test_arrays_are_drawn_for_shapes() -> None:
     assert {*verdicts(report).values()} == {"equal"}
 
 
+def test_numbers_whose_distribution_depends_on_the_samples() -> None:
+    """Each micro-batch draws with its own samples' parameters."""
+
+    def mixed(w: Any, x: Any, key: Any) -> Any:
+        shares = jax.random.beta(key, 0.4, jnp.abs(x[:, :1]) + 1, (x.shape[0], 1))
+        value, g = alpa.value_and_grad(lambda w: jnp.mean(jnp.tanh(shares * x @ w) ** 2))(w)
+        return w - 0.1 * g, value, shares
+
+    r = np.random.default_rng(0)
+    w, x = (r.normal(size=shape).astype(np.float32) for shape in ((6, 3), (8, 6)))
+    report = compare_with_jax(parallelize(mixed, num_micro_batches=2), w, x, jax.random.key(3))
+    assert report.reference == "plain JAX, with numbers drawn by 2 micro-batches"
+    assert {*verdicts(report).values()} == {"equal"}
+
+
 @pytest.mark.parametrize("key", [jax.random.PRNGKey(3), jax.random.key(3)])
 def test_keys_are_folded_in_the_reference_too(key: Any) -> None:
     train_step = parallelize(dropout_step, num_micro_batches=2)
