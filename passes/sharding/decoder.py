@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from alpa.dialects import body, func, ir, mpmd, sdy, terminator
@@ -45,6 +45,7 @@ class _Decoder:
 
     posed: MeshProblem
     choice: Sequence[int]
+    _layouts: dict[ir.Value, Layout] = field(default_factory=dict[ir.Value, Layout])
 
     @property
     def _graph(self) -> ShardGraph:
@@ -148,7 +149,9 @@ class _Decoder:
         return constraint
 
     def _layout(self, value: ir.Value) -> Layout:
-        return self._graph.layout_of(value, self.choice)
+        if value not in self._layouts:  # Those of constants with many users take time.
+            self._layouts[value] = self._graph.layout_of(value, self.choice)
+        return self._layouts[value]
 
     def _sharding(self, value: ir.Value, layout: Layout) -> Sharding:
         placed = self._graph.placed.get(value)

@@ -31,8 +31,11 @@ def inline_calls(module: ir.Module, main: func.FuncOp) -> list[ir.OpView]:
     left = [*kept]
     while left:  # a custom call of a kept function keeps its computations
         name = left.pop()
-        _flatten(name, functions, flat, ())
-        kept[name] = ops_where(functions[name], _is_other)
+        others = ops_where(functions[name], _is_other)
+        if any(_is_call(op.operation) for op in others):
+            _flatten(name, functions, flat, ())
+            others = ops_where(functions[name], _is_other)
+        kept[name] = others
         if len(functions) > 1:
             # What is arithmetic refers to meshes only.
             symbols = referenced_symbols(functions[name], kept[name])
@@ -53,12 +56,16 @@ def _flatten(
         return
     flat.add(name)
     callers = (*callers, name)
-    for call in ops_where(functions[name], lambda op: op.name in _CALLS):
+    for call in ops_where(functions[name], _is_call):
         attr = call.attributes[_CALLS[call.operation.name]]
         callee = ir.FlatSymbolRefAttr(attr).value
         _check_callee(call, callee, functions, callers)
         _flatten(callee, functions, flat, callers)
         _inline(call, functions[callee])
+
+
+def _is_call(op: ir.Operation) -> bool:
+    return op.name in _CALLS
 
 
 def _is_other(op: ir.Operation) -> bool:
