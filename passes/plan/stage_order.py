@@ -19,16 +19,17 @@ _Place = tuple[str, int | None]
 
 
 def stages_of(program: Program) -> list[Stage]:
-    """The forwards in program order, each with the backward of its stage.
+    """The forwards by the number of their stage, else in program order, each with the backward of
+    its stage.
 
-    The backwards are in program order from the last stage to the first. A forward without a
+    The backwards are from the last stage to the first, if in program order. A forward without a
     backward, or a backward without a forward, is a stage of its own. Where both are merged
     (`merge-fragments`), they run in the place of the forward. A schedule that splits backwards runs
     the two parts of `split-backward`; what is not split runs as the first part.
     """
     fragments = program.fragments
-    forward = _by_stage(f for f in fragments if f.runs_forward)
-    backward = _by_stage(f for f in fragments if f.part == "backward")[::-1]
+    forward = _in_order(_by_stage(f for f in fragments if f.runs_forward))
+    backward = _in_order(_by_stage(f for f in fragments if f.part == "backward")[::-1])
     places = [[_place(group[0]) for group in part] for part in (forward, backward)]
     backward = [tuple(f for f in group if not f.runs_forward) for group in backward]
     stages: list[Stage] = []
@@ -134,6 +135,16 @@ def _by_stage(fragments: Iterable[Fragment]) -> list[tuple[Fragment, ...]]:
                 numbered[place] = group
         group.append(fragment)
     return [tuple(group) for group in groups]
+
+
+def _in_order(groups: list[tuple[Fragment, ...]]) -> list[tuple[Fragment, ...]]:
+    """By the numbers of the stages, if all have one: a stage that reads nothing of the one before
+    may stand in front of it."""
+    numbers = [group[0].stage for group in groups]
+    known = [number for number in numbers if number is not None]
+    if len(known) < len(groups):
+        return groups
+    return [groups[n] for n in sorted(range(len(groups)), key=known.__getitem__)]
 
 
 def _place(fragment: Fragment) -> _Place:

@@ -8,6 +8,9 @@ import jax
 import jax.numpy as jnp
 
 import alpa.passes
+from alpa.dialects.attributes import Part
+from alpa.dialects.plan import Plan
+from alpa.passes.plan.data import DeviceMesh, Fragment, Program, Value
 from alpa.passes.plan.reader import read_planned
 from alpa.passes.plan.stage_order import schedule_of_stages, stages_of
 
@@ -42,4 +45,42 @@ def test_a_second_part_that_its_update_delays_is_of_its_stage(small_cluster: Any
         {3},
     ]
     assert [f.half for f in stages[2]["backward"]] == ["input", "weight"]
+    assert schedule_of_stages(program, stages).num_stages == 4
+
+
+def test_a_stage_that_reads_nothing_of_the_one_before_may_stand_in_front_of_it() -> None:
+    def run(stage: int, part: Part, reads: list[int], made: int) -> Fragment:
+        mesh = f"mesh_{min(stage, 3 - stage)}"
+        return Fragment(
+            name=f"{stage}.{part}",
+            mesh=mesh,
+            part=part,
+            inputs=tuple(reads),
+            outputs=(made,),
+            stage=stage,
+        )
+
+    steps = (
+        run(0, "forward", [], 0),
+        run(1, "forward", [], 1),
+        run(3, "forward", [0], 2),
+        run(2, "forward", [1], 3),
+        run(2, "backward", [3], 4),
+        run(3, "backward", [2], 5),
+        run(1, "backward", [4], 6),
+        run(0, "backward", [5], 7),
+    )
+    program = Program(
+        values=tuple(Value(mesh=it.mesh, shape=(2,), dtype="f32") for it in steps),
+        arguments=(),
+        results=(),
+        steps=steps,
+        meshes=tuple(
+            DeviceMesh(name=f"mesh_{n}", hosts=(n,), devices=(n,), axes=()) for n in range(2)
+        ),
+        plan=Plan(num_micro_batches=1, schedule="zb-v"),
+    )
+    stages = stages_of(program)
+    found = [[f.name for kind in ("forward", "backward") for f in it[kind]] for it in stages]
+    assert found == [[f"{n}.forward", f"{n}.backward"] for n in range(4)]
     assert schedule_of_stages(program, stages).num_stages == 4
