@@ -52,10 +52,11 @@ The first four run once. The other four run on a copy of the layers for each can
 
 `verify-layers` does not run here: the passes that make layers and stages check them themselves.
 `export-stages` does not run here either: it copies the fragments of the finished plan into modules
-for XLA. `alpa{...},export-stages` runs both. `canonicalize` and `cse` may run before `alpa`. Behind
-`simplify-trivial-ops`, `cse` runs in `layer-cluster` alone, within each layer: it would share masks
-and iotas between equal layers, which would then differ, and the shared values would be sent between
-meshes. A rewrite that swaps operands or replaces an op would falsify or lose its `alpa.follow`.
+for XLA. `alpa{...},export-stages` runs both. `canonicalize` and `cse` may run before `alpa`. After
+`simplify-trivial-ops`, only `layer-cluster` runs `cse`, within each layer. Between equal layers,
+`cse` would share masks and iotas: layers would then differ, and the shared values would be sent
+between meshes. A rewrite that swaps operands or replaces an op would falsify or lose its
+`alpa.follow`.
 
 **Before**::
 

@@ -38,12 +38,12 @@ places every other op.
 
 **Requires**: a function as `simplify-trivial-ops` or `split-loops` leaves it.
 
-**Ensures**: every op is in a named computation that `verify-layers` accepts, and `alpa.flops` has
-their sum. Common subexpressions of a computation are one op then; those of several stay. Markers
-are gone. The roles of arguments and results are written where they could be inferred. A program
-that only returns arguments has a layer that passes the first result on. A backward part that
-computes activations again by contractions or loops, and depends on no cotangent there, begins with
-a barrier for these activations and a cotangent (`analysis/recomputation.py`).
+**Ensures**: every op is in a named computation that `verify-layers` accepts, and common
+subexpressions of a computation are one op. `alpa.flops` is the sum of its ops. Markers are gone.
+The roles of arguments and results are written where they could be inferred. A program that only
+returns arguments has a layer that passes the first result on. A backward part that computes
+activations again by contractions or loops, and depends on no cotangent there, begins with a barrier
+for these activations and a cotangent (`analysis/recomputation.py`).
 
 **Options**: see the fields.
 
@@ -62,7 +62,17 @@ from typing import ClassVar, Literal, get_args
 
 import numpy as np
 
-from alpa.dialects import body, func, ir, passmanager, stablehlo, terminator, transform, walk
+from alpa.dialects import (
+    body,
+    func,
+    ir,
+    mpmd,
+    passmanager,
+    stablehlo,
+    terminator,
+    transform,
+    walk,
+)
 from alpa.dialects.attributes import (
     FLOPS,
     GRADIENT,
@@ -153,6 +163,7 @@ class LayerCluster(Pass):
         # Nothing refers to an op of a layer any more, so ops may go.
         once = passmanager.PassManager.parse(_ONCE, module.context)
         once.run(module.operation)
+        _write_flops(function)
         check_layers(function)
 
     def _cluster(self, module: ir.Module, function: func.FuncOp, remark: Remark) -> None:
@@ -197,7 +208,7 @@ class LayerCluster(Pass):
         _write_roles(function, roles, donate=self.donate_states)
         ops = placed_ops(graph.ops)
         batch = [a for a, argument in enumerate(roles.arguments) if argument.role == "batch"]
-        gates = _outline(function, graph, floating, slots, flops, batch)
+        gates = _outline(function, graph, floating, slots, batch)
         check_placed_once(ops, function)
         for values in gates:
             read_through_barrier(values)
@@ -383,7 +394,6 @@ def _outline(
     graph: Graph,
     floating: Floating,
     slots: Sequence[Slot | None],
-    flops: Sequence[float],
     batch: Sequence[int],
 ) -> list[list[ir.Value]]:
     """Moves the ops of each slot into a named computation, in execution order.
@@ -405,7 +415,7 @@ def _outline(
     recomputation = Recomputation(graph=graph, activations={*batch, *made})
     gates = list[list[ir.Value]]()
     for group in groups:
-        inside = _outline_group(end, graph, group, crossing, outside, flops)
+        inside = _outline_group(end, graph, group, crossing, outside)
         if group.slot.part == "backward":
             gate = recomputation.gate([*group.ops], group.inputs)
             gates.append([inside[v] for v in gate])
@@ -450,7 +460,6 @@ def _outline_group(
     group: _Members,
     crossing: set[int],
     outside: dict[int, ir.Value],
-    flops: Sequence[float],
 ) -> dict[int, ir.Value]:
     """Builds one computation before `end`; `outside` maps values to what stands for them there.
 
@@ -478,15 +487,21 @@ def _outline_group(
             inside.update(zip(graph.results[o], op.results, strict=True))
     with ir.InsertionPoint(block), computation.location:
         last = return_([inside.get(v, graph.values[v]) for v in outputs])
-    total = 0.0
     for o, op in group.ops.items():
         if graph.markers[o] is None:
             op.operation.move_before(last)
-            total += flops[o]
-    if total >= 2**63:
-        raise PassError(
-            computation, f"a layer takes {total:.3g} operations, more than 64 bits can count"
-        )
-    computation.attributes[FLOPS] = i64(int(total))
     outside.update(zip(outputs, computation.results, strict=True))
     return dict(zip(group.inputs, block.arguments, strict=True))
+
+
+def _write_flops(function: func.FuncOp) -> None:
+    for computation in body(function).operations:
+        if isinstance(computation, mpmd.NamedComputationOp):
+            *ops, _ = body(computation).operations
+            total = sum(map(op_cost.flops, ops))
+            if total >= 2**63:
+                raise PassError(
+                    computation,
+                    f"a layer takes {total:.3g} operations, more than 64 bits can count",
+                )
+            computation.attributes[FLOPS] = i64(int(total))

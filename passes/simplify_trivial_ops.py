@@ -43,7 +43,7 @@
       while(x...) of no trips -> x...
       while(x...) of one trip -> its body of x...
       if(true, x, y) -> x; if(false, x, y) -> y
-      case(i, x, y, ...) -> the i-th, the last one where there is none
+      case(i, x, y, ...) -> the i-th branch, or the last one if i is out of range
 
 * Ops without effects whose results are not used are erased, loops and branches of such ops, too.
 * Each computationally trivial op (element-wise, transpose, reshape, broadcast, reduce) gets

@@ -28,9 +28,12 @@ SETTINGS = (
     "jax_default_prng_impl",
     "jax_enable_x64",
     "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_random_seed_offset",
+    "jax_softmax_custom_jvp",
     "jax_threefry_partitionable",
 )
-"""Settings of JAX that change what a function computes, and that `with` blocks can set."""
+"""Settings of JAX that change what a function computes, or whether it may."""
 
 Path = tuple[Any, ...]
 Shape = tuple[int, ...]

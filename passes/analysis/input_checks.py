@@ -9,7 +9,7 @@ from alpa.dialects.mpmd_types import MeshTensor
 from alpa.passes.analysis.symbolic_dims import dynamic_dims, place_of_dims, symbolic_dims
 from alpa.passes.base import PassError, errors_at
 
-_INTEGER_BITS = (1, 2, 4, 8, 16, 32, 64)
+_INTEGER_BITS = (2, 4, 8, 16, 32, 64)
 _FLOAT_BITS = (4, 6, 8, 16, 32, 64)
 _ADVICE = "refine the module to static shapes first, for example export it with concrete shapes"
 
@@ -169,7 +169,7 @@ def _check_type(type_: ir.Type, where: ir.Location, what: str, known: set[ir.Typ
         if _is_element(type_) or isinstance(type_, ir.IndexType):
             element = "i64" if isinstance(type_, ir.IndexType) else type_
             raise PassError(where, f"{what} is {type_}, not a tensor; make it a tensor<{element}>")
-        raise PassError(where, f"{what} is {type_}, not a tensor; write it as one")
+        raise PassError(where, f"{what} is {type_}, which StableHLO lacks; use a tensor")
     known.add(type_)
 
 
@@ -178,7 +178,8 @@ def _is_element(type_: ir.Type) -> bool:
     if isinstance(type_, ir.ComplexType):
         return isinstance(type_.element_type, ir.F32Type | ir.F64Type)
     if isinstance(type_, ir.IntegerType):
-        return type_.width in _INTEGER_BITS and not type_.is_signed
+        is_boolean = type_.width == 1 and type_.is_signless
+        return is_boolean or (type_.width in _INTEGER_BITS and not type_.is_signed)
     return isinstance(type_, ir.FloatType) and type_.width in _FLOAT_BITS
 
 

@@ -110,7 +110,7 @@ def _updates(op: ir.OpView) -> list[ir.Value]:
 def trip_count_or_default(loop: stablehlo.WhileOp) -> int:
     """The number of trips of a counted loop; `UNKNOWN_TRIP_COUNT` for any other loop."""
     counter = loop_counter(loop)
-    return UNKNOWN_TRIP_COUNT if counter is None else len(counter.values)
+    return UNKNOWN_TRIP_COUNT if counter is None else counter.trips
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,11 @@ class Counter:
 
     index: int
     values: range
+
+    @property
+    def trips(self) -> int:
+        """The number of its values, of which `len` counts less than 2^63."""
+        return max(0, -((self.values.start - self.values.stop) // self.values.step))
 
 
 def loop_counter(loop: stablehlo.WhileOp) -> Counter | None:
@@ -131,7 +136,7 @@ def loop_counter(loop: stablehlo.WhileOp) -> Counter | None:
         return None
     direction = str(condition.comparison_direction)
     counter = condition.lhs
-    if not isinstance(counter.owner, ir.Block) or "LT" not in direction:
+    if counter.owner != body(loop, 0) or "LT" not in direction:
         return None
     index = ir.BlockArgument(counter).arg_number
     limit, growth = loop_constant(condition.rhs, loop), loop_growths(loop, [index])[index]
@@ -174,4 +179,4 @@ def loop_constant(value: ir.Value, loop: stablehlo.WhileOp) -> int | None:
     attr = owner.value
     if not isinstance(attr, ir.DenseIntElementsAttr):
         return None
-    return int(attr[0])
+    return ir.IntegerAttr(attr.get_splat_value()).value

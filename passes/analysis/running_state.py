@@ -80,8 +80,8 @@ def running_states(
 def counters(
     graph: Graph, new: Mapping[int, int], batch: Sequence[bool], parts: Sequence[Part | None]
 ) -> list[int]:
-    """The states that count how often the forward part runs, as a running average without bias
-    does: no sample changes them, the forward part reads their new value for a state that it
+    """The states that count how often the forward part runs, as Haiku's running average without
+    bias does: no sample changes them, the forward part reads their new value for a state that it
     writes, and the update does not read it.
 
     Args:

@@ -93,7 +93,7 @@ def _split_loop(op: stablehlo.WhileOp, needed: Sequence[int]) -> ir.OpView:
     rest = _rest(op, variables)
     if not rest:
         return op
-    split = _Split(op, counter.index, len(counter.values), frozenset(variables), tuple(rest))
+    split = _Split(op, counter.index, counter.trips, frozenset(variables), tuple(rest))
     if any(it is not None and it.unreduced for it in map(split.sharding, split.stored)):
         return op
     first = split.first()

@@ -46,7 +46,7 @@ class LayerLoop:
 
     @property
     def trips(self) -> int:
-        return len(self.counter.values)
+        return self.counter.trips
 
     def first_trip(self, start: int, stop: int) -> int:
         """The first of the trips that take the rows from `start` to `stop`."""
@@ -60,10 +60,10 @@ def layer_loop(op: stablehlo.WhileOp) -> LayerLoop | str:
         return "its trip count is not a constant that can be read off"
     if counter.values.start != 0 or counter.values.step != 1:
         return f"it counts from {counter.values.start} in steps of {counter.values.step}"
-    if len(counter.values) < 2:
-        return f"its trip count is {len(counter.values)}"
-    counts = _counts(op, len(counter.values))
-    found = list(_stacks(op, counts, len(counter.values)))
+    if counter.trips < 2:
+        return f"its trip count is {counter.trips}"
+    counts = _counts(op, counter.trips)
+    found = list(_stacks(op, counts, counter.trips))
     if not found:
         return "no tensor is read or written one row per trip"
     backwards = found[0].backwards

@@ -1,6 +1,6 @@
 """Loops that are known to run never or once, and branches that are known to be taken.
 
-XLA's own simplifier takes them so, too.
+XLA simplifies them in the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def loop_of_one_trip(op: ir.OpView, rewriter: Rewriter) -> Sequence[ir.Value] | 
 
 
 # Pattern: if(true, x, y) -> x; if(false, x, y) -> y
-# Pattern: case(i, x, y, ...) -> the i-th, the last one where there is none
+# Pattern: case(i, x, y, ...) -> the i-th branch, or the last one if i is out of range
 def taken_branch(op: ir.OpView, rewriter: Rewriter) -> Sequence[ir.Value] | None:
     condition = rewriter.splat(op.operands[0])
     if condition is None:
@@ -41,7 +41,7 @@ def _trips(op: ir.OpView) -> int | None:
     counter = loop_counter(op)
     if counter is None or any(it.operation.name not in HARMLESS for it in walk(body(op, 0))):
         return None
-    return len(counter.values)
+    return counter.trips
 
 
 def _moved(

@@ -11,7 +11,7 @@ from alpa.passes.analysis.op_kinds import CONTROL_FLOW, PURE
 _REPEATED = ("stablehlo.constant", "stablehlo.broadcast_in_dim")
 _WITH_PROGRAMS = CONTROL_FLOW | {"sdy.manual_computation"}
 HARMLESS = PURE | CONTROL_FLOW | {"stablehlo.return"}
-"""The ops without an effect, with those that have none but in their regions."""
+"""Ops without effects, but for those of the ops in their regions."""
 
 
 class Rewriter:
@@ -48,6 +48,7 @@ def simplify(block: ir.Block, rewrites: Mapping[str, tuple[Rewrite, ...]]) -> No
 
     A rewrite looks at an op and at the producers of its operands only, and these stand before
     it: in program order one visit of each op, old or new, is enough. Linear in the number of ops.
+    Those of loops look at their regions, too, as they are before these are simplified.
     """
     pending = _reversed(block.operations)
     removable: list[ir.OpView] = []
@@ -86,14 +87,17 @@ def programs(op: ir.OpView, name: str) -> list[ir.Block]:
 
 
 def _keep_sharding(op: ir.OpView, values: Sequence[ir.Value]) -> Sequence[ir.Value]:
-    """The values under the sharding that the program asks of the op which they replace."""
+    """The values under the sharding that the program asks of the op which they replace, where
+    its results are used."""
     if "sdy.sharding" not in op.attributes:
         return values
     per_value = sdy.TensorShardingPerValueAttr(op.attributes["sdy.sharding"])
     place = ir.InsertionPoint(op)
     return [
         sdy.ShardingConstraintOp(value, sharding, loc=op.location, ip=place).result
-        for value, sharding in zip(values, per_value.shardings, strict=True)
+        if _is_read(result)
+        else value
+        for result, value, sharding in zip(op.results, values, per_value.shardings, strict=True)
     ]
 
 
@@ -111,10 +115,11 @@ def _erase_dead(ops: Sequence[ir.OpView]) -> None:
 
 
 def _is_used(op: ir.OpView) -> bool:
-    for result in op.results:
-        for _ in result.uses:
-            return True
-    return False
+    return any(map(_is_read, op.results))
+
+
+def _is_read(value: ir.Value) -> bool:
+    return any(True for _ in value.uses)
 
 
 def producer(value: ir.Value, kind: type[ir.OpView]) -> ir.OpView | None:

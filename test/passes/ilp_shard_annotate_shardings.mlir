@@ -60,6 +60,7 @@ module @manual {
 !w = !mpmd.mesh_tensor<"m", tensor<64x32xf32>, sharding=<@m, [{"a"}, {}]>>
 !x = !mpmd.mesh_tensor<"m", tensor<64x32xf32>, sharding=<@m, [{}, {"a"}]>>
 // CHECK-LABEL: module @a_broadcast_in_two_layouts
+// CHECK-NOT: stablehlo.broadcast_in_dim {{.*}} [<@m, [{}, {}]>]
 // CHECK: stablehlo.broadcast_in_dim {{.*}} {sdy.sharding = #sdy.sharding_per_value<[<@m, [{"a"}, {}]>]>}
 // CHECK-NEXT: stablehlo.multiply
 // CHECK-NEXT: stablehlo.broadcast_in_dim {{.*}} {sdy.sharding = #sdy.sharding_per_value<[<@m, [{}, {"a"}]>]>}

@@ -115,6 +115,61 @@ func.func @trips_from_outside(%x: tensor<4xf32>, %n: tensor<i32>) -> tensor<4xf3
 
 // -----
 
+// The condition compares an argument of the function, not the loop's own variable.
+// CHECK-LABEL: @a_condition_of_an_outer_value
+// CHECK: stablehlo.while
+func.func @a_condition_of_an_outer_value(%n: tensor<i32>, %x: tensor<4xf32>) -> tensor<4xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %0:2 = stablehlo.while(%i = %zero, %a = %x) : tensor<i32>, tensor<4xf32>
+    cond {
+      %c = stablehlo.compare LT, %n, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %c : tensor<i1>
+    } do {
+      %j = stablehlo.add %i, %one : tensor<i32>
+      %s = stablehlo.tanh %a : tensor<4xf32>
+      stablehlo.return %j, %s : tensor<i32>, tensor<4xf32>
+    }
+  return %0#1 : tensor<4xf32>
+}
+
+// -----
+
+// More trips than a Python range has a length for, and a counter of four bits.
+// CHECK-LABEL: @counters_of_other_widths
+// CHECK: stablehlo.while
+// CHECK-NOT: stablehlo.while
+// CHECK: stablehlo.cosine
+func.func @counters_of_other_widths(%x: tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>) {
+  %least = stablehlo.constant dense<-9223372036854775807> : tensor<i64>
+  %most = stablehlo.constant dense<9223372036854775807> : tensor<i64>
+  %one = stablehlo.constant dense<1> : tensor<i64>
+  %0:2 = stablehlo.while(%i = %least, %a = %x) : tensor<i64>, tensor<4xf32>
+    cond {
+      %c = stablehlo.compare LT, %i, %most : (tensor<i64>, tensor<i64>) -> tensor<i1>
+      stablehlo.return %c : tensor<i1>
+    } do {
+      %j = stablehlo.add %i, %one : tensor<i64>
+      %s = stablehlo.tanh %a : tensor<4xf32>
+      stablehlo.return %j, %s : tensor<i64>, tensor<4xf32>
+    }
+  %six = stablehlo.constant dense<6> : tensor<i4>
+  %seven = stablehlo.constant dense<7> : tensor<i4>
+  %step = stablehlo.constant dense<1> : tensor<i4>
+  %1:2 = stablehlo.while(%i = %six, %a = %x) : tensor<i4>, tensor<4xf32>
+    cond {
+      %c = stablehlo.compare LT, %i, %seven : (tensor<i4>, tensor<i4>) -> tensor<i1>
+      stablehlo.return %c : tensor<i1>
+    } do {
+      %j = stablehlo.add %i, %step : tensor<i4>
+      %s = stablehlo.cosine %a : tensor<4xf32>
+      stablehlo.return %j, %s : tensor<i4>, tensor<4xf32>
+    }
+  return %0#1, %1#1 : tensor<4xf32>, tensor<4xf32>
+}
+
+// -----
+
 // What the condition does, it does once even if there are no trips.
 // CHECK-LABEL: @a_condition_with_an_effect
 // CHECK: stablehlo.while
@@ -137,9 +192,10 @@ func.func @a_condition_with_an_effect(%x: tensor<4xf32>) -> tensor<4xf32> {
 
 // -----
 
-// The sharding that the program gives a loop's results stays on them.
+// The sharding that the program gives a loop's results stays on those that are read.
 // CHECK-LABEL: module @a_sharded_loop
-// CHECK: %[[X:.*]] = sdy.sharding_constraint %arg0 <@m, [{"a"}]>
+// CHECK: func.func
+// CHECK-NEXT: %[[X:.*]] = sdy.sharding_constraint %arg0 <@m, [{"a"}]>
 // CHECK: return %[[X]]
 module @a_sharded_loop {
   sdy.mesh @m = <["a"=2]>

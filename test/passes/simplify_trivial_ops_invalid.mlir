@@ -174,7 +174,7 @@ func.func public @scalar_inside(%x: tensor<4xf32>) -> tensor<4xf32> {
 
 // -----
 
-// expected-error @+1 {{argument 0 of @buffer_argument is memref<4xf32>, not a tensor; write it as one}}
+// expected-error @+1 {{argument 0 of @buffer_argument is memref<4xf32>, which StableHLO lacks; use a tensor}}
 func.func public @buffer_argument(%x: memref<4xf32>, %y: tensor<4xf32>) -> tensor<4xf32> {
   return %y : tensor<4xf32>
 }
