@@ -119,7 +119,7 @@ class TestOnOneNode:
             micro_batches="independent",
         )
         take_hosts("train_step", step.target, 1)
-        with pytest.raises(PlanningError, match="layer_0 alone holds 512 KiB on each"):
+        with pytest.raises(PlanningError, match="layer_0 alone holds at least 512 KiB on each"):
             step.plan(*ARGUMENTS)
 
 
