@@ -122,7 +122,7 @@ class Counter:
 
     @property
     def trips(self) -> int:
-        """The number of its values, of which `len` counts less than 2^63."""
+        """The number of its values, for which `len` fails from 2^63 on."""
         return max(0, -((self.values.start - self.values.stop) // self.values.step))
 
 

@@ -19,13 +19,12 @@ _Place = tuple[str, int | None]
 
 
 def stages_of(program: Program) -> list[Stage]:
-    """The forwards by the number of their stage, else in program order, each with the backward of
-    its stage.
+    """The forwards by the number of their stage, each with the backward of its stage.
 
-    The backwards are from the last stage to the first, if in program order. A forward without a
-    backward, or a backward without a forward, is a stage of its own. Where both are merged
-    (`merge-fragments`), they run in the place of the forward. A schedule that splits backwards runs
-    the two parts of `split-backward`; what is not split runs as the first part.
+    Without numbers, forwards are in program order, and backwards from the last stage to the first.
+    A forward without a backward, or a backward without a forward, is a stage of its own. Where both
+    are merged (`merge-fragments`), they run in the place of the forward. A schedule that splits
+    backwards runs the two parts of `split-backward`; what is not split runs as the first part.
     """
     fragments = program.fragments
     forward = _in_order(_by_stage(f for f in fragments if f.runs_forward))
@@ -140,11 +139,9 @@ def _by_stage(fragments: Iterable[Fragment]) -> list[tuple[Fragment, ...]]:
 def _in_order(groups: list[tuple[Fragment, ...]]) -> list[tuple[Fragment, ...]]:
     """By the numbers of the stages, if all have one: a stage that reads nothing of the one before
     may stand in front of it."""
-    numbers = [group[0].stage for group in groups]
-    known = [number for number in numbers if number is not None]
-    if len(known) < len(groups):
+    if any(group[0].stage is None for group in groups):
         return groups
-    return [groups[n] for n in sorted(range(len(groups)), key=known.__getitem__)]
+    return sorted(groups, key=lambda group: group[0].stage or 0)
 
 
 def _place(fragment: Fragment) -> _Place:

@@ -149,6 +149,18 @@ PARAMS = {"a": _normal(4, 8), "b": _normal(8, 8), "c": _normal(8, 4)}
 BATCH = {"x": _normal(16, 4), "y": _normal(16, 4) + 1}
 
 
+def independent(step: Any, cluster: str, micro_batches: int) -> Any:
+    """A step of a state and a batch whose micro-batches are batches of their own."""
+    return alpa.parallelize(
+        step,
+        cluster=cluster,
+        num_micro_batches=micro_batches,
+        micro_batches="independent",
+        state_argnums=0,
+        batch_argnums=1,
+    )
+
+
 @pytest.mark.parametrize("marked", [False, True], ids=["found", "marked"])
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_the_forward_part_writes_goes_from_micro_batch_to_micro_batch(
@@ -156,14 +168,7 @@ def test_what_the_forward_part_writes_goes_from_micro_batch_to_micro_batch(
 ) -> None:
     loss, kept = WRITTEN[name]
     step, looped = step_of(loss, marked=marked)
-    parallelized = alpa.parallelize(
-        step,
-        cluster="cpu:1x2",
-        num_micro_batches=MICRO_BATCHES,
-        micro_batches="independent",
-        state_argnums=0,
-        batch_argnums=1,
-    )
+    parallelized = independent(step, "cpu:1x2", MICRO_BATCHES)
     state = {"params": PARAMS, "kept": kept}
     found, expected = parallelized(state, BATCH), looped(state, BATCH)
     rows = compare(jax.tree.leaves(found), jax.tree.leaves(expected))
@@ -173,14 +178,7 @@ def test_what_the_forward_part_writes_goes_from_micro_batch_to_micro_batch(
 def parts_of_new_states(loss: Loss, params: Any, kept: Any) -> dict[str, str | None]:
     """For each state the part that computes its new value."""
     step, _ = step_of(loss, marked=False)
-    parallelized = alpa.parallelize(
-        step,
-        cluster="cpu:1x1",
-        num_micro_batches=2,
-        micro_batches="independent",
-        state_argnums=0,
-        batch_argnums=1,
-    )
+    parallelized = independent(step, "cpu:1x1", 2)
     state = {"params": params, "kept": kept}
     module = alpa.passes.run(parallelized.lower(state, BATCH).compiler_ir(), "simplify-trivial-ops")
     function = main_function(module)
@@ -258,14 +256,7 @@ def test_a_counter_that_the_update_reads_advances_once_per_step() -> None:
         params = jax.tree.map(lambda w, g: w - g / (9 + count), state["params"], grads)
         return {"params": params, **kept, "count": count}, loss
 
-    parallelized = alpa.parallelize(
-        step,
-        cluster="cpu:1x1",
-        num_micro_batches=2,
-        micro_batches="independent",
-        state_argnums=0,
-        batch_argnums=1,
-    )
+    parallelized = independent(step, "cpu:1x1", 2)
     kept = {"hidden": _normal(8), "average": _normal(8), "count": np.int32(2)}
     state, _ = parallelized({"params": PARAMS, **kept}, BATCH)
     assert int(state["count"]) == 3
