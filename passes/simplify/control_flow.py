@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from alpa.dialects import body, ir, stablehlo, walk
-from alpa.passes.analysis.graph import move_body
+from alpa.passes.analysis.graph import move_body, replace_op
 from alpa.passes.analysis.op_cost import loop_counter
-from alpa.passes.simplify.rewriter import HARMLESS, Rewriter
+from alpa.passes.analysis.op_kinds import CONTROL_FLOW
+from alpa.passes.simplify.rewriter import HARMLESS, Rewriter, keep_sharding
 
 
 # Pattern: while(x...) of no trips -> x...
@@ -33,6 +34,27 @@ def taken_branch(op: ir.OpView, rewriter: Rewriter) -> Sequence[ir.Value] | None
     if isinstance(op, stablehlo.IfOp):
         taken = 0 if condition else 1
     return _moved(body(op, taken if 0 <= taken <= last else last), (), op, rewriter)
+
+
+def run_known_loops(block: ir.Block) -> None:
+    """Rewrites the loops of no trips and of one in a block and its regions.
+
+    It is for programs whose calls are not inlined yet: what never runs need not be.
+    """
+    pending = list(block.operations)[::-1]
+    while pending:
+        op = pending.pop()
+        if op.operation.name not in CONTROL_FLOW:
+            continue
+        inner = [it for region in op.regions for it in region.blocks[0].operations]
+        trips = _trips(op) if isinstance(op, stablehlo.WhileOp) else None
+        if trips == 0:
+            replace_op(op, keep_sharding(op, op.operands))
+            continue
+        if trips == 1:
+            inner = list(body(op, 1).operations)[:-1]
+            replace_op(op, keep_sharding(op, move_body(body(op, 1), op.operands, op)))
+        pending += inner[::-1]
 
 
 def _trips(op: ir.OpView) -> int | None:

@@ -10,6 +10,7 @@ from alpa.dialects.symbols import referenced_symbols
 from alpa.passes.analysis.graph import move_body, replace_op
 from alpa.passes.analysis.op_kinds import ARITHMETIC
 from alpa.passes.base import PassError
+from alpa.passes.simplify.control_flow import run_known_loops
 
 _CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 
@@ -56,6 +57,7 @@ def _flatten(
         return
     flat.add(name)
     callers = (*callers, name)
+    run_known_loops(body(functions[name]))
     for call in ops_where(functions[name], _is_call):
         attr = call.attributes[_CALLS[call.operation.name]]
         callee = ir.FlatSymbolRefAttr(attr).value

@@ -60,7 +60,7 @@ def simplify(block: ir.Block, rewrites: Mapping[str, tuple[Rewrite, ...]]) -> No
             values = rewrite(op, rewriter)
             if values is None:
                 continue
-            replace_op(op, _keep_sharding(op, values))
+            replace_op(op, keep_sharding(op, values))
             pending += _reversed(rewriter.created)
             rewriter.created.clear()
             break
@@ -86,7 +86,7 @@ def programs(op: ir.OpView, name: str) -> list[ir.Block]:
     return []
 
 
-def _keep_sharding(op: ir.OpView, values: Sequence[ir.Value]) -> Sequence[ir.Value]:
+def keep_sharding(op: ir.OpView, values: Sequence[ir.Value]) -> Sequence[ir.Value]:
     """The values under the sharding that the program asks of the op which they replace, where
     its results are used."""
     if "sdy.sharding" not in op.attributes:

@@ -149,3 +149,39 @@ func.func private @tanh(%x: tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh, [
   %0 = stablehlo.tanh %x : tensor<4xf32>
   return %0 : tensor<4xf32>
 }
+
+// -----
+
+// What never runs need not be inlined; a loop that runs once is its body, with the calls in it.
+// CHECK-LABEL: @loops_of_known_trips
+// CHECK-NEXT: %[[T:.*]] = stablehlo.tanh %arg0
+// CHECK-NEXT: return %[[T]]
+// CHECK-NOT: func.func
+func.func @loops_of_known_trips(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %0:2 = stablehlo.while(%i = %zero, %a = %x) : tensor<i32>, tensor<4xf32>
+    cond {
+      %c = stablehlo.compare LT, %i, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
+      stablehlo.return %c : tensor<i1>
+    } do {
+      %1:2 = stablehlo.while(%k = %one, %b = %a) : tensor<i32>, tensor<4xf32>
+        cond {
+          %c = stablehlo.compare LT, %k, %one : (tensor<i32>, tensor<i32>) -> tensor<i1>
+          stablehlo.return %c : tensor<i1>
+        } do {
+          %t = func.call @without_body(%b) : (tensor<4xf32>) -> tensor<4xf32>
+          %l = stablehlo.add %k, %one : tensor<i32>
+          stablehlo.return %l, %t : tensor<i32>, tensor<4xf32>
+        }
+      %t = func.call @once(%1#1) : (tensor<4xf32>) -> tensor<4xf32>
+      %j = stablehlo.add %i, %one : tensor<i32>
+      stablehlo.return %j, %t : tensor<i32>, tensor<4xf32>
+    }
+  return %0#1 : tensor<4xf32>
+}
+func.func private @without_body(tensor<4xf32>) -> tensor<4xf32>
+func.func private @once(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = stablehlo.tanh %x : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
