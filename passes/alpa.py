@@ -96,9 +96,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import ClassVar, Self, cast
 
-from alpa.dialects import func, ir, main_function
+from alpa.dialects import func, ir, main_function, walk
 from alpa.dialects.attributes import FORCED, HELD, PROGRAM
 from alpa.dialects.reading import move_contents
 from alpa.passes.base import (
@@ -127,7 +128,7 @@ from alpa.passes.split_loops import SplitLoops
 from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.passes.stages.clustered import even_seconds
 from alpa.passes.tried import Tried
-from alpa.passes.workers import Workers
+from alpa.passes.workers import MANY, Workers
 
 _TO_LAYERS = (ImportHlo, CombineMicroBatches, SimplifyTrivialOps, SplitLoops, LayerCluster)
 _MOST_LAYERS = 72
@@ -135,6 +136,8 @@ _MOST_LAYERS = 72
 _LAYERS_TIMES_DEVICES = 50 * 64
 """GPT-39B on 64 V100s is predicted at 91.6 s per step if it is cut into its 48 blocks. The halves
 of its blocks take twice the time of the search for 89.5 s, and 16 layers give 103.1 s."""
+_OF_SEARCH = ("alpa.passes.stages.costing", "alpa.passes.solve.sharding.pareto")
+"""Modules that processes need to find the costs of layers."""
 _TO_PLAN = (PlaceGradientReductions, IlpShardAnnotate, InsertCrossMeshReshard)
 STEPS: tuple[type[Pass], ...] = (*_TO_LAYERS, StageMeshPartition, *_TO_PLAN)
 """The passes in their order."""
@@ -216,17 +219,21 @@ class Alpa(Driver):
         run_pass(first, module, remark)  # This pass checks all shapes, and leaves no tuples.
         if self.kept is not None:
             self.kept.program = copied(module)
-        for step in others:
-            if isinstance(step, LayerCluster):
-                fewest, most = self.cut.fewest_stages(), self._most_layers()
-                step = replace(step, stages=stages, least=fewest, most=most)
-            run_checked(step, module, remark)
-        if self.faster_than is not None:
-            self._check_bound(module, self.faster_than)
-        costs = self.cut.costs or self.cut.new_costs()
         with errors_at(main_function(module)):
             workers = Workers(self.cut.processes)
         with workers:
+            if self.cut.costs is None and not self.cut.costs_folder:  # They may have all answers.
+                # The other processes start while this one makes layers.
+                ops = sum(1 for _ in islice(walk(module.body), MANY))
+                workers.prepare(*_OF_SEARCH, ops=ops, calls=workers.places)
+            for step in others:
+                if isinstance(step, LayerCluster):
+                    fewest, most = self.cut.fewest_stages(), self._most_layers()
+                    step = replace(step, stages=stages, least=fewest, most=most)
+                run_checked(step, module, remark)
+            if self.faster_than is not None:
+                self._check_bound(module, self.faster_than)
+            costs = self.cut.costs or self.cut.new_costs()
             search = PlanSearch(
                 schedule=self.schedule,
                 cut=self.cut,
@@ -301,8 +308,8 @@ def fingerprint(module: ir.Module) -> str:
         module = copied(module)
         for name in given:
             del main_function(module).attributes[name]
-    text = cast(bytes, module.operation.get_asm(binary=True, enable_debug_info=False))
-    return hashlib.sha256(text).hexdigest()
+    text = module.operation.get_asm(binary=True, enable_debug_info=False, assume_verified=True)
+    return hashlib.sha256(cast(bytes, text)).hexdigest()
 
 
 def planned_for(module: ir.Module) -> str | None:

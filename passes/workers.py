@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 _LARGE = 50_000
 """Variables of a sharding problem that is worth a process: about 0.3 s."""
-_MANY = 5_000
+MANY = 5_000
 """Ops of a program whose problems are surely large."""
 _ANSWERS = (ValueError, ArithmeticError, RuntimeError, TimeoutError, MemoryError)
 """Errors that a call may end with; any other is a bug, and ends the process with its traceback."""
@@ -122,7 +122,7 @@ class Workers:
     def prepare(self, *modules: str, ops: int, calls: int) -> None:
         """Has a process for each of so many calls but one import what they need, if a program of so
         many ops is worth it: that takes as long as to build the first problem."""
-        if ops >= _MANY:
+        if ops >= MANY:
             for _ in range(min(calls - 1, self.count)):
                 self.submit(imported, *modules)
 

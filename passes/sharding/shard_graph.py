@@ -242,7 +242,7 @@ class ShardGraph:
                 self._need_constant(value, need, weight)
             self._need_through_broadcast(value, need, weight)
             return
-        if source.node == need.node and source.layouts == need.layouts:
+        if source.layouts == need.layouts and (source.node == need.node or len(need.layouts) == 1):
             return
         key = value, need
         if key in self._counted:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
@@ -60,8 +59,12 @@ class Work:
     by_factors: list[dict[tuple[str, tuple[int, ...]], float]]
     """of each class, the seconds of its ops by the part of the step and the sizes of the factors
     that may be sharded, none for the starts of kernels; ops without a rule are in `costs` alone"""
+    _split: dict[tuple[int, ...], ClassCosts] = field(
+        default_factory=dict[tuple[int, ...], ClassCosts]
+    )
+    """by the sizes of the axes; the search asks for each many times"""
 
-    def split(self, sizes: Sequence[int]) -> ClassCosts:
+    def split(self, sizes: tuple[int, ...]) -> ClassCosts:
         """A lower bound per device of the costs on a mesh of these axes.
 
         The seconds are those of `Device.for_bounds`.
@@ -69,6 +72,11 @@ class Work:
         An op is split along the axes that divide one of its factors, without the starts of its
         kernels. Everything else, and all memory, is split evenly, and nothing is sent.
         """
+        if sizes not in self._split:
+            self._split[sizes] = self._split_along(sizes)
+        return self._split[sizes]
+
+    def _split_along(self, sizes: tuple[int, ...]) -> ClassCosts:
         count = prod(sizes)
         by_class = self.costs.by_class.copy()
         for c, mine in enumerate(self.by_factors):

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -101,8 +102,9 @@ class Costing:
 
     def where(self, workers: Workers, meshes: int) -> Workers:
         """The processes if so many meshes of the classes are worth them, else none."""
-        ops = sum(1 for _ in walk(self.solver.classes.module.body))
-        return workers if meshes * ops >= self.worth else Workers(0)
+        enough = -(-self.worth // meshes)
+        ops = sum(1 for _ in islice(walk(self.solver.classes.module.body), enough))
+        return workers if ops >= enough else Workers(0)
 
     def prepare(self, workers: Workers, submeshes: Sequence[Submesh]) -> None:
         """Has processes read the classes' programs while this one finds what one device does, and

@@ -75,7 +75,7 @@ class OneDevice:
         """Sets `again`. Raises as `Costing.work`."""
         self.again = replace(self.costing_of(True).one_device, remat=1.0)
 
-    def split(self, remat: bool, sizes: Sequence[int], least: LeastSeconds | None) -> ClassCosts:
+    def split(self, remat: bool, sizes: tuple[int, ...], least: LeastSeconds | None) -> ClassCosts:
         """Bounds of the costs of a mesh of these axes: the work split, and what runs take at
         least."""
         costs = self.costing_of(remat).work.split(sizes)

@@ -62,6 +62,10 @@ _FAR = 1.05
 1.1, Wide-ResNet-13B's search asked for more that was of no use than it saved. With 1.005, shapes of
 one mesh were asked for one after the other in gpt-oss's search."""
 
+_FULL = 0.4
+"""Of the memory of all devices: if all layers hold more, few shardings fit, since none splits all
+tensors evenly."""
+
 _Offer = tuple[Candidate, MeshCandidates]
 
 
@@ -334,11 +338,11 @@ class Search:
         return one.may_rematerialise and fits < self.program.plan.num_micro_batches
 
     def _memory_may_bind(self, ones: Sequence[OneDevice]) -> bool:
-        """Whether all layers fill half of all devices with one micro-batch in flight."""
+        """Whether all layers fill two fifths of all devices with one micro-batch in flight."""
         one = ones[0]
         held = one.candidate.fixed_bytes[0, -1] + one.candidate.activation_bytes[0, -1]
         whole = sum(kind.num_devices * kind.device.memory for kind in self.program.left)
-        return one.may_rematerialise and bool(held >= whole / 2)
+        return one.may_rematerialise and bool(held >= _FULL * whole)
 
 
 def _unknown(used: Sequence[_Offer]) -> dict[MeshCandidates, bool]:
