@@ -307,8 +307,14 @@ def test_hosts_of_several_kinds_without_meshes_over_them() -> None:
 
 
 def test_hosts_of_six_devices() -> None:
-    found = meshes("cluster=cpu:1x6 num-stages=3")
+    found = meshes("cluster=cpu:1x6 num-stages=3 mesh-shape=2")
     assert [shape for shape, _ in found] == [(2,)] * 3
+    found = meshes("cluster=cpu:1x6 num-stages=3 fixed-stages=0-0:1x1,1-1:1x3")
+    assert [shape for shape, _ in found] == [(1,), (3,), (2,)]
+    found = meshes("cluster=cpu:1x6 num-stages=2")
+    assert [shape for shape, _ in found] == [(3,)] * 2
+    found = meshes("cluster=cpu:2x6 mesh-shape=3", layers=4)
+    assert [shape for shape, _ in found] == [(3,)] * 4
     assert [shape for shape, _ in meshes("cluster=cpu:2x6 mesh-shape=3x2")] == [(3, 2), (3, 2)]
 
 

@@ -1,10 +1,8 @@
 """Gives each stage its devices: covers hosts x devices with submeshes (paper, section 5.2, app. A).
 
-Submeshes are (1, 2^p) inside a host, where 2^p divides the M devices of a host, or (n, M) of whole
-hosts. Placed from large to small, each behind the one before, they leave no gap (the theorem of
-appendix A, where M itself is a power of two): whole hosts come first, and since each size inside a
-host divides those before it, the next free device is always a multiple of the next size. So no
-submesh crosses a host's end, and any that have N M devices together cover the cluster.
+Submeshes are (1, s) inside a host, where s divides the M devices of a host, or (n, M) of whole
+hosts. Any submeshes that have k M devices together fill k hosts exactly, and none crosses a host's
+end. The paper's theorem says so of powers of two; `_always_fill` extends it to other sizes.
 
 Hosts of different kinds are groups (`Group`): a mesh lies inside one of them, and stages on a group
 follow one another. Hosts may be left idle then, but none in part.
@@ -12,12 +10,12 @@ follow one another. Hosts may be left idle then, but none in part.
 So any order of stages can be placed, but neighbours should lie next to each other. One after the
 other, stages fill whole hosts in *blocks*: each block is the shortest sequence that ends where a
 host ends. A block keeps its order if each submesh then begins at a multiple of its size (of a
-host's, if it is larger); else its submeshes are placed from large to small.
+host's, if it is larger); else its submeshes are placed from large to small (`_filling`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import accumulate, groupby, pairwise
 from math import factorial, prod
 from typing import NamedTuple
@@ -86,16 +84,51 @@ def _orders(left: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def submeshes(hosts: int, devices_per_host: int) -> tuple[tuple[int, int], ...]:
-    """(1, 1), (1, 2), (1, 4) ... (1, M), (2, M) ... (N, M), as in the paper.
+    """(1, 1) ... (1, M), (2, M) ... (N, M): numbers of devices in a host, and of whole hosts.
 
-    Hosts of M = 6 devices are used by 1, 2 or 6: with submeshes of 4, some could not be covered.
+    In a host, these are the divisors of M, such as 1, 2, 3 and 6. If M is a power of two, they are
+    the paper's. Divisors with which hosts might not be filled are left out (`_sizes_in_host`).
     """
-    powers = (1 << p for p in range(devices_per_host.bit_length()))
-    inside = {*(power for power in powers if devices_per_host % power == 0), devices_per_host}
     return (
-        *((1, size) for size in sorted(inside)),
+        *((1, size) for size in _sizes_in_host(devices_per_host)),
         *((n, devices_per_host) for n in range(2, hosts + 1)),
     )
+
+
+def _sizes_in_host(devices: int) -> list[int]:
+    """Sizes with which stages always fill hosts of so many devices, ascending.
+
+    A size that does not divide M is of no use: six stages of 4 devices have as many as four hosts
+    of 6, and fill none. All divisors are taken of up to 29 devices, and of 32, 36, 48 or 64. Of 30,
+    42, 60 or 72 devices, some are left out: stages of 15, 10, 10, 6, 6, 6, 6 and 1 devices do not
+    fill two hosts of 30. Powers of two and the whole host stay; of the others, the larger ones are
+    preferred.
+    """
+    divisors = [size for size in range(1, devices + 1) if devices % size == 0]
+    found = {devices, *(size for size in divisors if size.bit_count() == 1)}
+    for size in reversed(divisors):
+        if _always_fill({*found, size}):
+            found.add(size)
+    return sorted(found)
+
+
+def _always_fill(sizes: Set[int]) -> bool:
+    """Whether a bound proves that stages of these sizes always fill hosts.
+
+    Of the sizes, M is the largest, and the others divide it. The claim: stages that have k M
+    devices together, k >= 1, can be split into k sets of M devices. Let m(s) s be the least
+    multiple of s among the larger sizes. If the claim holds after m(s) stages of size s are
+    replaced by one of size m(s) s, it holds before. Repeat this, and give each stage of size M a
+    host, until at most m(s) - 1 stages of each size s < M are left. Together these have at most
+
+        sum over s < M of (m(s) - 1) s
+
+    devices, and a multiple of M. If the sum is less than 2 M, they have M devices, or none.
+    If each size divides the next one, as powers of two do, the sum is M - 1.
+    """
+    *small, whole = sorted(sizes)
+    multiples = (min(t for t in sizes if t > size and t % size == 0) for size in small)
+    return sum(t - size for t, size in zip(multiples, small, strict=True)) < 2 * whole
 
 
 def few_submeshes(hosts: int, devices_per_host: int, stages: int) -> tuple[tuple[int, int], ...]:
@@ -137,11 +170,45 @@ def place(
     free = 0
     for block in blocks(devices_per_host, sizes):
         moved = any(before[k] % min(sizes[k], devices_per_host) for k in block)
-        for stage in sorted(block, key=lambda k: -sizes[k]) if moved else block:
+        for stage in _filling(devices_per_host, sizes, block) if moved else block:
             numbers = range(free, free + sizes[stage])
             placed[stage] = tuple(divmod(number, devices_per_host) for number in numbers)
             free += sizes[stage]
     return [placed[stage] for stage in range(len(sizes))]
+
+
+def _filling(devices_per_host: int, sizes: Sequence[int], block: Sequence[int]) -> list[int]:
+    """The stages of a block in an order in which none crosses a host's end, large ones first.
+
+    A stage may come next if some of the others fill the rest of its host. Then whole hosts are left
+    for what remains, so by `_always_fill` no stage has to be taken back. If possible, the stage
+    begins at a multiple of its size: 3, 1 and 2 devices follow one another. On hosts of up to 32
+    devices it always does.
+    """
+    found: list[int] = []
+    left, used = sorted(block, key=lambda k: -sizes[k]), 0
+    while left:
+        by_size = {sizes[stage]: stage for stage in reversed(left)}
+        room = -used % devices_per_host
+        fitting = [
+            size
+            for size, stage in by_size.items()
+            if room == 0 or size <= room
+            if _has_sum((sizes[k] for k in left if k != stage), (room - size) % devices_per_host)
+        ]
+        size = max(fitting, key=lambda it: (used % min(it, devices_per_host) == 0, it))
+        found.append(by_size[size])
+        left.remove(by_size[size])
+        used += size
+    return found
+
+
+def _has_sum(numbers: Iterable[int], total: int) -> bool:
+    """Whether some of the numbers, or none of them, have this sum."""
+    sums = 1  # Bit r: some of them have the sum r.
+    for number in numbers:
+        sums |= sums << number
+    return bool(sums >> total & 1)
 
 
 def place_on_kinds(

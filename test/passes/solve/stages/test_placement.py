@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,8 +19,49 @@ def test_submeshes():
     assert submeshes(3, 4) == ((1, 1), (1, 2), (1, 4), (2, 4), (3, 4))
     assert submeshes(1, 1) == ((1, 1),)
     assert submeshes(2, 1) == ((1, 1), (2, 1))
-    assert submeshes(2, 6) == ((1, 1), (1, 2), (1, 6), (2, 6))
+    assert submeshes(2, 6) == ((1, 1), (1, 2), (1, 3), (1, 6), (2, 6))
     assert submeshes(1, 3) == ((1, 1), (1, 3))
+    for power in range(8):
+        assert [m for _, m in submeshes(1, 1 << power)] == [1 << p for p in range(power + 1)]
+
+
+def test_all_divisors_of_few_devices_are_taken():
+    for devices in range(1, 30):
+        divisors = [m for m in range(1, devices + 1) if devices % m == 0]
+        assert [m for _, m in submeshes(1, devices)] == divisors
+    assert [m for _, m in submeshes(1, 30)] == [1, 2, 5, 10, 15, 30]
+    assert [m for _, m in submeshes(1, 72)] == [1, 2, 4, 6, 8, 12, 18, 24, 36, 72]
+
+
+def short_of_a_host(
+    sizes: Sequence[int], devices: int, total: int = 0, sums: int = 1
+) -> Iterator[int]:
+    """The sums of all multisets of sizes of which no part has so many devices.
+
+    Args:
+        total: of the sizes that are taken already.
+        sums: the sums of their parts, as bits.
+    """
+    if not sizes:
+        yield total
+        return
+    while not sums >> devices & 1:
+        yield from short_of_a_host(sizes[1:], devices, total, sums)
+        total, sums = total + sizes[0], sums | sums << sizes[0]
+
+
+@pytest.mark.parametrize("devices", [*range(1, 33), 36, 42])
+def test_stages_always_fill_hosts(devices: int):
+    """On any number of hosts: if stages have as many devices as some hosts, one of these can be
+    filled, and then the next."""
+    sizes = [m for _, m in submeshes(1, devices)]
+    assert [it for it in short_of_a_host(sizes, devices) if it % devices == 0] == [0]
+
+
+def test_not_all_divisors_always_fill_hosts():
+    divisors = [1, 2, 3, 5, 6, 10, 15, 30]
+    assert {it for it in short_of_a_host(divisors, 30) if it % 30 == 0} == {0, 60}
+    assert 12 in short_of_a_host([4, 6], 6)
 
 
 def test_on_few_hosts_all_submeshes_are_tried():
@@ -61,7 +105,7 @@ def test_orders_of_hosts():
 
 @st.composite
 def coverings(draw: st.DrawFn) -> tuple[int, int, list[tuple[int, int]]]:
-    hosts, devices = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12]))
+    hosts, devices = draw(st.integers(1, 5)), draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24, 30]))
     left = hosts * devices  # Any shapes that have so many devices together are a covering.
     shapes: list[tuple[int, int]] = []
     while left:
@@ -71,10 +115,8 @@ def coverings(draw: st.DrawFn) -> tuple[int, int, list[tuple[int, int]]]:
     return hosts, devices, shapes
 
 
-@settings(max_examples=300)
-@given(covering=coverings())
-def test_every_device_once_and_aligned(covering):
-    hosts, devices, shapes = covering
+def check_placed(hosts: int, devices: int, shapes: Sequence[tuple[int, int]]) -> None:
+    """Every device is used once, and each submesh begins at a multiple of its size in a host."""
     placed = place(hosts, devices, shapes)
     everything = [(h, d) for h in range(hosts) for d in range(devices)]
     assert sorted(device for mesh in placed for device in mesh) == everything
@@ -84,6 +126,33 @@ def test_every_device_once_and_aligned(covering):
         assert first % m == 0
 
 
+@settings(max_examples=300)
+@given(covering=coverings())
+def test_every_device_once_and_aligned(covering):
+    check_placed(*covering)
+
+
+def multisets(sizes: Sequence[tuple[int, int]], total: int) -> Iterator[list[tuple[int, int]]]:
+    """All multisets of submeshes that have so many devices together, from small to large."""
+    if not sizes:
+        if total == 0:
+            yield []
+        return
+    n, m = sizes[-1]
+    for count in range(total // (n * m) + 1):
+        for rest in multisets(sizes[:-1], total - count * n * m):
+            yield rest + [sizes[-1]] * count
+
+
+@pytest.mark.parametrize(
+    ("hosts", "devices"), [(4, 3), (3, 6), (3, 8), (2, 9), (2, 10), (2, 12), (2, 15)]
+)
+def test_all_multisets_are_placed(hosts: int, devices: int):
+    for shapes in multisets(submeshes(hosts, devices), hosts * devices):
+        check_placed(hosts, devices, shapes)
+        check_placed(hosts, devices, shapes[::2] + shapes[1::2])
+
+
 def test_neighbours_lie_side_by_side():
     placed = place(2, 4, [(1, 2), (1, 4), (1, 2)])
     assert placed == [((1, 0), (1, 1)), tuple((0, d) for d in range(4)), ((1, 2), (1, 3))]
@@ -91,3 +160,5 @@ def test_neighbours_lie_side_by_side():
     assert [mesh[0] for mesh in growing] == [(0, 0), (0, 1), (0, 2), (1, 0)]
     inside = place(2, 4, [(1, 1), (1, 2), (1, 1), (1, 4)])
     assert [mesh[0] for mesh in inside] == [(0, 2), (0, 0), (0, 3), (1, 0)]
+    six = place(2, 6, [(1, 1), (1, 6), (1, 3), (1, 2)])
+    assert [mesh[0] for mesh in six] == [(1, 3), (0, 0), (1, 0), (1, 4)]

@@ -16,7 +16,7 @@ from alpa.passes.solve.stages.stage_dp import solve
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    hosts, devices = draw(st.sampled_from([(1, 2), (2, 2), (1, 4), (3, 2)]))
+    hosts, devices = draw(st.sampled_from([(1, 2), (2, 2), (1, 4), (3, 2), (2, 3)]))
     layers = draw(st.integers(1, 6))
     # Two views of each submesh.
     shapes = tuple(shape for shape in submeshes(hosts, devices) for _ in range(2))

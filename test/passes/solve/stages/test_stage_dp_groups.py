@@ -100,8 +100,10 @@ KINDS = (
     [(1, 2), (2, 1)],
     [(1, 1), (1, 1), (1, 1)],
     [(2, 2), (1, 1)],
+    [(1, 3), (2, 1)],
+    [(1, 6), (1, 3)],
 )
-"""Hosts of one or two devices, so that no stage is moved."""
+"""Hosts of one or two devices, or one host of a kind, so that no stage is moved."""
 
 
 @st.composite
