@@ -84,7 +84,12 @@ def size(path: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    "plan", [("cpu:4x2", "1x2"), pytest.param(("cpu:1x8", "2x4"), marks=pytest.mark.slow)]
+    "plan",
+    [
+        ("cpu:2x2", "1x2"),
+        pytest.param(("cpu:4x2", "1x2"), marks=pytest.mark.slow),
+        pytest.param(("cpu:1x8", "2x4"), marks=pytest.mark.slow),
+    ],
 )
 def test_other_meshes_and_the_local_executor(tmp_path: Path, plan: tuple[str, str]) -> None:
     assert jax.device_count() == 8
