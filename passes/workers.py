@@ -72,7 +72,7 @@ class Workers:
         """notified when a call comes or ends; its lock is held to read or write what follows"""
         self._threads: list[threading.Thread] = []
         """each with a process of its own"""
-        self._idle = 0
+        self._waiting: set[threading.Thread] = set()
         """the threads that wait for a call"""
         self._processes: list[subprocess.Popen[bytes]] | None = []
         """None at the end"""
@@ -144,6 +144,7 @@ class Workers:
         *,
         here: Callable[[], T] | None = None,
         after: Future[Any] | None = None,
+        near: Future[Any] | None = None,
     ) -> Future[T]:
         """As `submit`, but this process may take the call while it waits for a result.
 
@@ -151,9 +152,13 @@ class Workers:
             call: a function of a module with its arguments.
             here: the same, if this process has a shorter way.
             after: an earlier call, which left in its process what makes this one short.
+            near: one that left there what makes this one shorter. Another process takes it if that
+                one is busy.
         """
-        known = after if isinstance(after, _Call) and after.workers is self else None
-        return self._begin(_Call(self, call, here or call, known, is_shared=True))
+        known, other = (
+            it if isinstance(it, _Call) and it.workers is self else None for it in (after, near)
+        )
+        return self._begin(_Call(self, call, here or call, known, other, is_shared=True))
 
     def _begin(self, call: _Call[T]) -> Future[T]:
         if not self.count:
@@ -163,7 +168,8 @@ class Workers:
         with self._changed:
             self._calls[call] = None
             left = sum(call.place is None for call in self._calls)
-            if self._idle < left and len(self._threads) < self.count:
+            idle = len(self._waiting.intersection(self._threads))
+            if idle < left and len(self._threads) < self.count:
                 thread = threading.Thread(target=self._take_calls, daemon=True)
                 self._threads.append(thread)
                 thread.start()
@@ -177,14 +183,20 @@ class Workers:
             self._changed.notify_all()
 
     def _next(self, *, first: _Call[Any] | None = None) -> _Call[Any] | None:
-        """Takes a call that this thread should run, if there is one: the first one if it may, else
-        one that has its place here, else the oldest."""
+        """Takes a call that this thread should run, if there is one: one that has its place here or
+        near to what was here, else the first one, else the oldest. Those that are near to another
+        thread come last, and stay while that one waits for a call."""
         me = threading.current_thread()
         is_mine = me in self._threads
         calls = [call for call in self._calls if call.is_ready and call.place in (None, me)]
         calls = [call for call in calls if is_mine or call.is_shared]
-        calls.sort(key=lambda call: (call is not first, call.place is None))
-        return next((call for call in calls if call.take()), None)
+        others = self._waiting - {me}
+        calls = [call for call in calls if call.near not in others]
+        calls.sort(key=lambda call: (call.near is not me, call.near is not None, call is not first))
+        taken = next((call for call in calls if call.take()), None)
+        if taken is not None:
+            self._changed.notify_all()  # This thread waits no more for those that are near to it.
+        return taken
 
     def help(self, awaited: _Call[Any]) -> None:
         """Runs shared calls here, the awaited one first, until that has ended."""
@@ -192,21 +204,31 @@ class Workers:
             with self._changed:
                 call = self._next(first=awaited)
                 if call is None and not awaited.done():
-                    self._changed.wait()
+                    with self._is_waiting():
+                        self._changed.wait()
             if call is not None:
                 call.run()
+
+    @contextmanager
+    def _is_waiting(self) -> Generator[None]:
+        """While this thread waits for a call."""
+        me = threading.current_thread()
+        self._waiting.add(me)
+        try:
+            yield
+        finally:
+            self._waiting.discard(me)
 
     def _take_calls(self) -> None:
         """In a thread that has a process of its own."""
         process: subprocess.Popen[bytes] | None = None
         while True:
             with self._changed:
-                self._idle += 1
                 while (call := self._next()) is None:
                     if self._processes is None:
                         return
-                    self._changed.wait()
-                self._idle -= 1
+                    with self._is_waiting():
+                        self._changed.wait()
             try:
                 if process is None or process in self._dropped or process.poll() is not None:
                     process = self._start()
@@ -263,6 +285,7 @@ class _Call(Future[T]):
         there: Callable[[], T],
         here: Callable[[], T],
         after: _Call[Any] | None = None,
+        near: _Call[Any] | None = None,
         *,
         is_shared: bool,
     ) -> None:
@@ -271,7 +294,8 @@ class _Call(Future[T]):
             workers: those that may run it.
             there: what a process is sent.
             here: the same for this process.
-            after: a call on whose thread this one should run.
+            after: a call on whose thread this one has to run.
+            near: one on whose thread it should run.
             is_shared: whether who waits may take it.
         """
         super().__init__()
@@ -280,14 +304,21 @@ class _Call(Future[T]):
         self.is_shared = is_shared
         self._here = here
         self._after = after
+        self._near = near
         self._thread: threading.Thread | None = None
 
     @property
     def place(self) -> threading.Thread | None:
-        """The thread that has taken it, or should."""
+        """The thread that has taken it, or has to."""
         if self._thread is None and self._after is not None:
             return self._after.place
         return self._thread
+
+    @property
+    def near(self) -> threading.Thread | None:
+        """The thread that should take it."""
+        other = self._after or self._near
+        return None if other is None else other.place
 
     @property
     def is_ready(self) -> bool:

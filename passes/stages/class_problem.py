@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import pairwise
 from math import inf
@@ -82,6 +82,11 @@ class ClassSolver:
             next((n for n, other in enumerate(others) if one.has_program_of(other)), None)
             for one in self.classes.classes
         ]
+
+    def behind(self, plain: ClassSolver) -> ClassSolver:
+        """The same for rematerialised layers, beside what `plain` has made of them as they were."""
+        classes = replace(self.classes, shared=plain.classes.shared)
+        return replace(self, before=plain, classes=classes)
 
     @cached_property
     def exchanged(self) -> dict[End, np.ndarray]:

@@ -68,6 +68,8 @@ class Costing:
     """ops times meshes from which on processes are used"""
     folder: CostsFolder | None = None
     """where answers are kept for later searches"""
+    before: Costing | None = None
+    """of the same layers before they were rematerialised"""
     read: list[Submesh] = field(default_factory=list[Submesh])
     """the meshes whose answers were in the folder"""
     _ended: dict[tuple[str, Submesh], Future[_Answer]] = field(
@@ -112,7 +114,7 @@ class Costing:
         if self.folder is not None:  # It may have all answers.
             return
         for submesh in submeshes[: workers.count]:
-            self._last[submesh] = workers.submit(_prepared, self._pickled, submesh)
+            self._last[submesh] = workers.submit(_prepared, self._sent, submesh)
 
     def begin(self, workers: Workers, submesh: Submesh, enough: float) -> Callable[[], Costs]:
         """Begins to find what the classes cost on a mesh; what is returned waits for it.
@@ -166,8 +168,10 @@ class Costing:
         else:
             here = there = partial(_answer, self.solver, what, submesh, given)
             if workers.count:
-                there = partial(_answer_pickled, self._pickled, what, submesh, given)
-            begun = workers.share(there, here=here, after=self._last.get(submesh))
+                there = partial(_answer_sent, self._sent, what, submesh, given)
+            plain = None if self.before is None else self.before._last.get(submesh)
+            after = self._last.get(submesh)
+            begun = workers.share(there, here=here, after=after, near=plain)
             self._last[submesh] = begun
 
         def finish() -> Costs | LeastSeconds:
@@ -180,9 +184,13 @@ class Costing:
         return finish
 
     @cached_property
-    def _pickled(self) -> bytes:
+    def _sent(self) -> tuple[bytes, ...]:
+        """What a process needs to know of the classes: those of `before` first, if there are any,
+        which it may know already."""
+        before = () if self.before is None else self.before._sent
         solver = replace(self.solver, before=None)  # without what it has made of the programs
-        return pickle.dumps((solver, solver.classes.known_works(solver.cluster.device)))
+        works = solver.classes.known_works(solver.cluster.device)
+        return *before, pickle.dumps((solver, works))
 
 
 class LayerCosts:
@@ -211,10 +219,10 @@ class LayerCosts:
         copies."""
         function = program.function
         if (kind, remat) not in self._found:
-            cluster, before = program.cluster.kinds[kind], None
+            cluster = program.cluster.kinds[kind]
+            plain = self._found.get((kind, False)) if remat else None
+            before = None if plain is None else plain.solver
             if remat:
-                plain = self._found.get((kind, False))
-                before = None if plain is None else plain.solver
                 known = None if before is None else before.classes.class_of
                 module = rematerialised(function, known)
                 function = main_function(module)
@@ -237,7 +245,7 @@ class LayerCosts:
                 before=before,
             )
             folder = self._folder and CostsFolder(path=self._folder, solver=solver)
-            self._found[kind, remat] = Costing(solver=solver, folder=folder)
+            self._found[kind, remat] = Costing(solver=solver, folder=folder, before=plain)
         return self._found[kind, remat]
 
     def known(self, *, kind: int = 0, remat: bool = False) -> Costing | None:
@@ -338,14 +346,14 @@ def _is_small(solver: ClassSolver, costs: ClassCosts, submesh: Submesh) -> bool:
     return candidate.is_small(solver.cluster.device.memory, solver.plan)
 
 
-def _answer_pickled(pickled: bytes, what: Question, submesh: Submesh, given: Any) -> _Answer:
-    solver = _solver(pickled)
+def _answer_sent(sent: tuple[bytes, ...], what: Question, submesh: Submesh, given: Any) -> _Answer:
+    solver = _solver(sent)
     with solver.classes.module.context:
         return _answer(solver, what, submesh, given)
 
 
-def _prepared(pickled: bytes, submesh: Submesh) -> None:
-    solver = _solver(pickled)
+def _prepared(sent: tuple[bytes, ...], submesh: Submesh) -> None:
+    solver = _solver(sent)
     # Where an op cannot be on a mesh, the answer for the mesh says so.
     with solver.classes.module.context, suppress(PassError):
         solver.classes.read(solver.cluster.device)
@@ -355,7 +363,14 @@ def _prepared(pickled: bytes, submesh: Submesh) -> None:
 
 
 @lru_cache(maxsize=8)  # for each kind of hosts with rematerialised layers, and without
-def _solver(pickled: bytes) -> ClassSolver:
-    solver, known = pickle.loads(pickled)
-    solver.classes.take_works(solver.cluster.device, known)
+def _solver(sent: tuple[bytes, ...]) -> ClassSolver:
+    *before, mine = sent
+    if not before:
+        solver, works = pickle.loads(mine)
+    else:
+        plain = _solver(tuple(before))
+        with plain.classes.module.context:
+            solver, works = pickle.loads(mine)
+        solver = solver.behind(plain)
+    solver.classes.take_works(solver.cluster.device, works)
     return solver

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 from alpa.dialects import body, bytecode, func, ir, mpmd, parse, terminator
 from alpa.dialects.attributes import (
@@ -120,8 +120,8 @@ class LayerClasses:
     """All layers by class, the module of their programs, and the linked layers: pairs (producer,
     reader) per link.
 
-    The ops have their sharding rules. Pickled, the programs are bytecode, which is read in a fresh
-    context.
+    The ops have their sharding rules. Pickled, the programs are bytecode, which is read in the
+    context that is entered, or in a fresh one.
     """
 
     module: ir.Module
@@ -180,7 +180,7 @@ def fragment_blocks(layer: LayerClass) -> list[ir.Block]:
 def _parsed(
     data: bytes, facts: Sequence[tuple[Any, ...]], class_of: Any, links: Any, axis_names: Any
 ) -> LayerClasses:
-    module = parse(data)
+    module = parse(data, cast("ir.Context | None", ir.Context.current))
     functions = [op for op in module.body.operations if isinstance(op, func.FuncOp)]
     classes = tuple(LayerClass(f, *fact) for f, fact in zip(functions, facts, strict=True))
     return LayerClasses(

@@ -125,6 +125,24 @@ def test_a_call_runs_where_the_one_before_did():
         assert {one.result() for one in again} == {os.getpid()}
 
 
+def test_a_call_near_another_runs_there_unless_that_process_is_busy():
+    with Workers(1) as workers:
+        there = workers.submit(os.getpid)
+        places = list[int]()
+        for _ in range(9):
+            there.result()
+            time.sleep(
+                0.02
+            )  # The process's thread has to wait for calls again, which it mostly does.
+            places.append(workers.share(os.getpid, near=there).result())
+        assert places.count(there.result()) > len(places) / 2
+        slow = workers.submit(time.sleep, 60)
+        while not slow.running():
+            time.sleep(0.001)
+        assert workers.share(os.getpid, near=there).result() == os.getpid()
+        workers.drop()
+
+
 def test_who_has_its_result_takes_no_more_calls():
     with Workers(1) as workers:
         first = workers.share(partial(time.sleep, 0))

@@ -311,6 +311,27 @@ def test_classes_that_stay_as_they_are_are_posed_once(
         assert (mine.links, mine.exchanged) == (other.links, other.exchanged)
 
 
+def test_processes_pose_classes_that_stay_once(
+    checkpointed: tuple[ClassSolver, ClassSolver],
+) -> None:
+    (plain, again), mesh = checkpointed, (1, 4, (2, 2))
+    expected = Costing(solver=replace(again, before=None)).begin(Workers(0), mesh, inf)()
+    with Workers(1) as workers:
+        before = Costing(solver=plain)
+        before.begin(workers, mesh, inf)()
+        found = Costing(solver=again, before=before).begin(workers, mesh, inf)()
+    for mine, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine.by_class, other.by_class)
+    sent = pickle.dumps(replace(again, before=None))
+    copy: ClassSolver = pickle.loads(sent)
+    assert copy.classes.module.context is plain.classes.module.context
+    copy = copy.behind(plain)
+    Costing(solver=plain).begin(Workers(0), mesh, inf)()
+    (known, _), (first, second) = plain.posed[mesh].posings, copy.pose(*mesh).posings
+    assert first is known
+    assert second.problem.graph.cache is known.problem.graph.cache
+
+
 def test_a_baseline_shares_no_problems(checkpointed: tuple[ClassSolver, ClassSolver]) -> None:
     plain, again = (replace(it, intra="zero3") for it in checkpointed)
     again = replace(again, before=plain)
