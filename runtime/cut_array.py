@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from alpa.dialects.attributes import Slice
 from alpa.runtime.mesh_array import MeshArray
 from alpa.runtime.pjrt import weakly_typed
+from alpa.runtime.placement import rows
 
 _CUT_AXIS = "mesh"
 
@@ -164,7 +165,7 @@ def part_of(array: Any, slice_: Slice, sharding: NamedSharding | None = None) ->
         there = _part_there(array, slice_, sharding)
         if there is not None:
             return there
-    return array[(*[slice(None)] * slice_.dim, slice(slice_.start, slice_.stop))]
+    return rows(array, slice_.dim, slice_.start, slice_.stop)
 
 
 def _part_there(array: jax.Array, slice_: Slice, sharding: NamedSharding) -> jax.Array | None:

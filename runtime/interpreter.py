@@ -19,7 +19,7 @@ from alpa.runtime.dtypes import numpy_dtype
 from alpa.runtime.exported import module_name
 from alpa.runtime.mesh_array import MeshArray
 from alpa.runtime.pjrt import Compiled
-from alpa.runtime.placement import Placement, move
+from alpa.runtime.placement import Placement, move, rows
 from alpa.runtime.signature import batch_dim, is_donated
 from alpa.runtime.tiles import Tiles
 
@@ -103,7 +103,7 @@ class Interpreter:
             batches, size = program.num_micro_batches, program.values[number].shape[dim]
             for m in range(batches):
                 if (number, m) in self._script.given:
-                    batch = array if batches == 1 else _slice(array, dim, m, size)
+                    batch = array if batches == 1 else rows(array, dim, m * size, (m + 1) * size)
                     store[number, m] = move(batch, sharding, copy=protect)
 
     def take(self, store: Store, argument: ProgramArgument, placed: Store) -> None:
@@ -229,7 +229,3 @@ def _overwritten(script: Script) -> frozenset[Key]:
     totals = {key for run in runs for key in run.accumulators}
     returned = {key for output in script.outputs for key in output.keys}
     return frozenset(donated | totals | returned | script.given)
-
-
-def _slice(array: Any, dim: int, m: int, size: int) -> Any:
-    return array[(*[slice(None)] * dim, slice(m * size, (m + 1) * size))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -131,3 +131,19 @@ def move(array: Any, sharding: NamedSharding, *, copy: bool = False) -> jax.Arra
             array = np.array(array)
         moved = jax.device_put(array, sharding)
         return moved.copy() if copy and isinstance(array, jax.Array) else moved
+
+
+def rows(array: Any, dim: int, start: int, stop: int) -> Any:
+    """The rows of an array from `start` to `stop` along a dimension, as a slice.
+
+    Along a dimension that is split over axes of type `Explicit`, JAX slices only into a sharding
+    that is given. `jax.make_mesh` makes such axes. So they are taken for axes of type `Auto`.
+    """
+    sharding = array.sharding if isinstance(array, jax.Array) else None
+    if isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types:
+        mesh = cast("Mesh", sharding.mesh)  # that of an array has devices
+        automatic = Mesh(
+            mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names)
+        )
+        array = move(array, sharding.update(mesh=automatic))
+    return array[(*[slice(None)] * dim, slice(start, stop))]
