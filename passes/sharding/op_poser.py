@@ -30,8 +30,7 @@ from alpa.passes.analysis.graph import element_bytes, has_effects, type_bytes
 from alpa.passes.analysis.op_kinds import CONTRACTIONS
 from alpa.passes.base import PassError
 from alpa.passes.cost.device import Share, seconds_text, size_text
-from alpa.passes.sharding import sums
-from alpa.passes.sharding.convolutions import sound_strategies
+from alpa.passes.sharding import convolutions, scatters, sums
 from alpa.passes.sharding.copies import charge_storage
 from alpa.passes.sharding.gradient_reductions import is_reduction
 from alpa.passes.sharding.manual import fixed_shardings, written_collectives
@@ -209,7 +208,9 @@ class OpPoser:
         padding = padding_axes(view, rule, sizes)
 
         def make() -> Space:
-            found = sound_strategies(view, enumerate_strategies(rule, sizes, padding), sizes)
+            found = enumerate_strategies(rule, sizes, padding)
+            found = convolutions.sound_strategies(view, found, sizes)
+            found = scatters.sound_strategies(view, found, sizes)
             variants = [[strategy] for strategy in found]
             if len(op.results) == 1:
                 shape = tuple(ir.RankedTensorType(op.results[0].type).shape)
@@ -223,7 +224,7 @@ class OpPoser:
         # What is sound for a convolution depends on more than its rule.
         if isinstance(view, stablehlo.ConvolutionOp):
             return make()
-        return self.graph.cache.once(("space", rule, op.name, stays), make)
+        return self.graph.cache.once(("space", rule, op.name, op.numbers, stays), make)
 
     def _is_deferrable(self, op: Op) -> bool:
         """Whether the result of an op may stay unreduced."""

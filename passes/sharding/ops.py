@@ -105,6 +105,13 @@ class Op:
         return not (self.name in _OTHERS or self.is_free or self.is_scalar)
 
     @cached_property
+    def numbers(self) -> ir.Attribute | None:
+        """The dimension numbers of a scatter, on which its strategies depend (`scatters.py`)."""
+        if not isinstance(self.view, stablehlo.ScatterOp):
+            return None
+        return self.view.scatter_dimension_numbers
+
+    @cached_property
     def starts_sums(self) -> bool:
         """Whether it sums from zero (`sums.starts_sums`)."""
         return sums.starts_sums(self.view)
@@ -117,8 +124,8 @@ class Op:
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """Ops of one name with equal rules, work and types. Where their operands are alike, so are
-    their strategies and costs on a mesh."""
+    """Ops of one name with equal rules, work, types and numbers. Where their operands are alike, so
+    are their strategies and costs on a mesh."""
 
     rule: ShardingRule
 
@@ -186,7 +193,7 @@ class OpReader:
                 return None
             # What is sound for a convolution depends on more than its rule.
             alone = op if isinstance(op.view, stablehlo.ConvolutionOp) else None
-            key = op.name, rule, op.work, op.types, alone
+            key = op.name, rule, op.work, op.types, op.numbers, alone
             return self.kinds.once(key, lambda: Kind(rule))
 
         return self.kept.once(op, make)

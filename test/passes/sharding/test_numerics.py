@@ -60,6 +60,17 @@ def scatter(x, i, u, v):
     return y.at[i].add(u), y.at[:, jnp.array([1, 5, 3, 9])].set(v), y.at[i].max(u)
 
 
+@program(some(6, 6), some(6, 6, seed=1))
+def one_index(x, w):
+    return jnp.tanh(x @ w).at[:, 1:3].mul(2).at[:, 0].min(0)
+
+
+@program(some(2, 6), some(6, 6, seed=1), np.array([5, 3], np.int32))
+def one_index_per_device(x, w, i):
+    y = jnp.tanh(x @ w).at[:, 1:3].mul(2)
+    return jax.vmap(lambda row, at: row.at[at].min(-1))(y, i)
+
+
 @program(X)
 def sort_and_search(x):
     y = jnp.sin(x)
@@ -277,6 +288,13 @@ def test_features_with_one_tap_each_are_not_split_beside_copies():
     name = "one_tap_for_each_feature"
     options = "cluster=cpu:2x2 num-layers=1 num-stages=1 mesh-shape=2x2"
     check(name, alpa.passes.run(lowered(name), f"alpa{{{options}}}"))
+
+
+@pytest.mark.parametrize("name", ["one_index", "one_index_per_device"])
+@pytest.mark.parametrize("cluster", ["cpu:1x4", "cpu:1x2"])
+def test_slices_of_slices(name, cluster):
+    """XLA makes one slice of two, without the bounds of each."""
+    check(name, alpa.passes.run(lowered(name), f"alpa{{cluster={cluster} num-stages=1}}"))
 
 
 @pytest.mark.parametrize("name", ["dense", "windows", "reshapes"])
