@@ -5,6 +5,9 @@ drops `sdy.sharding` on every other op. So each sharded result gets a constraint
 of a loop one at either end of the loop's body. No constraint is written where the only use of the
 result fixes the same sharding, nor on constants, which cost nothing in any sharding.
 
+Starts of dynamic slices get the bounds that StableHLO gives them, because XLA loses those of slices
+that a constraint cuts again.
+
 **Before**::
 
     !x = !mpmd.mesh_tensor<"mesh_0", tensor<8x4xf32>, sharding=<@mesh_0, [{"a"}, {}]>>
@@ -67,6 +70,7 @@ from alpa.dialects import body, func, ir, sdy, stablehlo, terminator, walk, walk
 from alpa.dialects.sharding import Sharding, op_shardings
 from alpa.passes.base import Pass, Remark
 from alpa.passes.plan.fragment_modules import SHARDING, FragmentModule, fragment_modules
+from alpa.passes.sharding.slice_starts import bound_starts
 
 # Each device can make its shard of their results at no cost.
 _FREE = (stablehlo.ConstantOp, stablehlo.IotaOp)
@@ -81,6 +85,10 @@ class ConstrainShardings(Pass):
     def run(self, module: ir.Module, remark: Remark) -> None:
         for nested in fragment_modules(module):
             block = nested.function.entry_block
+            if nested.mesh.size > 1:
+                for op in walk(block):
+                    if isinstance(op, stablehlo.DynamicSliceOp):
+                        bound_starts(op)
             for op in walk_outside_manual(block):
                 _constrain(op, nested)
             for op in walk(block):

@@ -34,3 +34,44 @@ module {
     }
   }
 }
+
+// -----
+
+!x = !mpmd.mesh_tensor<"mesh_0", tensor<8x8xf32>>
+!i = !mpmd.mesh_tensor<"mesh_0", tensor<i32>>
+!y = !mpmd.mesh_tensor<"mesh_0", tensor<8x4xf32>>
+module {
+  sdy.mesh @mesh_0 = <["a"=2]>
+  func.func public @slices(%x: !x, %i: !i) -> !y attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=2]>>>} {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"]> (%x, %i) {alpa.module = @m, alpa.part = "forward"} (%a: tensor<8x8xf32>, %b: tensor<i32>) {
+      %1 = stablehlo.dynamic_slice %a, %b, %b, sizes = [8, 4] : (tensor<8x8xf32>, tensor<i32>, tensor<i32>) -> tensor<8x4xf32>
+      mpmd.return %1 : tensor<8x4xf32>
+    } : (!x, !i) -> !y
+    return %0 : !y
+  }
+  // CHECK: module @m {
+  module @m {
+    sdy.mesh @mesh_0 = <["a"=2]>
+    // CHECK: func.func public @main(%[[X:.*]]: tensor<8x8xf32>, %[[I:.*]]: tensor<i32>, %[[N:.*]]: tensor<i8>)
+    func.func public @main(%x: tensor<8x8xf32>, %i: tensor<i32>, %n: tensor<i8>)
+        -> (tensor<8x4xf32>, tensor<1x4xf32>, tensor<2xf32>) {
+      // CHECK: %[[C:.*]] = stablehlo.constant dense<4> : tensor<i32>
+      %c = stablehlo.constant dense<4> : tensor<i32>
+      %z = stablehlo.constant dense<0.0> : tensor<300xf32>
+      // A slice of all rows begins at 0; one of four columns at 4 or before.
+      // CHECK: %[[ZERO:.*]] = stablehlo.constant dense<0> : tensor<i32>
+      // CHECK: %[[LOW:.*]] = stablehlo.constant dense<0> : tensor<i32>
+      // CHECK: %[[HIGH:.*]] = stablehlo.constant dense<4> : tensor<i32>
+      // CHECK: %[[J:.*]] = stablehlo.clamp %[[LOW]], %[[I]], %[[HIGH]]
+      // CHECK: stablehlo.dynamic_slice %[[X]], %[[ZERO]], %[[J]], sizes = [8, 4]
+      %0 = stablehlo.dynamic_slice %x, %i, %i, sizes = [8, 4] : (tensor<8x8xf32>, tensor<i32>, tensor<i32>) -> tensor<8x4xf32>
+      // One row is not cut; a constant that is inside stays.
+      // CHECK: stablehlo.dynamic_slice %[[X]], %[[I]], %[[C]], sizes = [1, 4]
+      %1 = stablehlo.dynamic_slice %x, %i, %c, sizes = [1, 4] : (tensor<8x8xf32>, tensor<i32>, tensor<i32>) -> tensor<1x4xf32>
+      // The bound is a number of the type.
+      // CHECK: stablehlo.constant dense<127> : tensor<i8>
+      %2 = stablehlo.dynamic_slice %z, %n, sizes = [2] : (tensor<300xf32>, tensor<i8>) -> tensor<2xf32>
+      return %0, %1, %2 : tensor<8x4xf32>, tensor<1x4xf32>, tensor<2xf32>
+    }
+  }
+}

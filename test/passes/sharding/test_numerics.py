@@ -140,6 +140,11 @@ def dynamic_slices(x, u, i):
     return lax.dynamic_slice(y, (i, 0), (4, 16)), lax.dynamic_update_slice(y, u, (i, 0))
 
 
+@program(some(2, 6), some(6, 8, seed=1), np.int32(7))
+def slice_that_begins_too_late(x, w, i):
+    return jnp.tanh(x @ lax.dynamic_slice(w, (0, i), (6, 4)))
+
+
 @program(X, some(8, 4), some(8, 16, dtype=bool))
 def pieces(x, y, p):
     joined = jnp.concatenate([x * 2, jnp.sin(y)], 1)
@@ -290,7 +295,9 @@ def test_features_with_one_tap_each_are_not_split_beside_copies():
     check(name, alpa.passes.run(lowered(name), f"alpa{{{options}}}"))
 
 
-@pytest.mark.parametrize("name", ["one_index", "one_index_per_device"])
+@pytest.mark.parametrize(
+    "name", ["one_index", "one_index_per_device", "slice_that_begins_too_late"]
+)
 @pytest.mark.parametrize("cluster", ["cpu:1x4", "cpu:1x2"])
 def test_slices_of_slices(name, cluster):
     """XLA makes one slice of two, without the bounds of each."""
