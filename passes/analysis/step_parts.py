@@ -308,11 +308,7 @@ class _Splitter:
         before = graph.cone(graph.made_by(self.marks)) if self.marks else towards
         waiting = (towards & before) - of_statistics - forward
         activations = self._activations(forward)
-        last_use = [
-            o
-            for o in waiting
-            if any(self.batch[v] and self.first_equal[v] in activations for v in graph.operands[o])
-        ]
+        last_use = [o for o in waiting if self._uses(o, activations, forward)]
         backward = graph.cone(graph.made_by(last_use))
         while products := self._products(forward, backward, waiting):
             backward |= graph.cone(graph.made_by(products))
@@ -335,6 +331,20 @@ class _Splitter:
             if part == "update" or (part == "backward" and o in towards):
                 after.update(graph.results[o])
         return parts
+
+    def _uses(self, o: int, activations: set[int], forward: set[int]) -> bool:
+        """Whether an op computes with an activation.
+
+        A gradient may equal a forward value (a penalty of the gradients computes them twice). A sum
+        of gradients does not use it.
+        """
+        graph = self.graph
+        return any(
+            self.batch[v]
+            and self.first_equal[v] in activations
+            and (graph.names[o] != "stablehlo.add" or (p := graph.producer[v]) < 0 or p in forward)
+            for v in graph.operands[o]
+        )
 
     def _products(self, forward: set[int], backward: set[int], waiting: set[int]) -> list[int]:
         """Ops that multiply values computed from different values of the backward part.

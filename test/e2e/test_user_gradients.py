@@ -342,6 +342,28 @@ def test_gradients_that_are_not_of_the_update_need_no_mark(case: str) -> None:
     assert_means_of_steps(partial(sharp_and_scaled, second=alpa.value_and_grad))
 
 
+def test_a_penalty_of_the_gradients_of_parameters() -> None:
+    """It needs 1 micro-batch, or independent ones, in several stages, too."""
+    params = {"v": normal(6, 6) / 2, "b": normal(6), "w": W}
+
+    def loss(params: Any, x: Any, y: Any) -> Any:
+        return entropy(params["w"], jnp.tanh(x @ params["v"] + params["b"]), y)
+
+    def penalised(params: Any, x: Any, y: Any) -> Any:
+        return loss(params, x, y) + optax.tree.norm(jax.grad(loss)(params, x, y))
+
+    def step(params: Any, x: Any, y: Any) -> Any:
+        value, grads = alpa.value_and_grad(penalised)(params, x, y)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, grads), value
+
+    expected = jax.jit(step)(params, X, Y)
+    for stages in (1, 2):
+        assert_equal(parallelize(step, 1, num_stages=stages)(params, X, Y), expected)
+    found = parallelize(step, 2, num_stages=2, micro_batches="independent")(params, X, Y)
+    halves = (jax.jit(step)(params, X[half], Y[half]) for half in (slice(0, 4), slice(4, 8)))
+    assert_equal(found, jax.tree.map(lambda a, b: (a + b) / 2, *halves))
+
+
 def test_noise_in_loops_in_loops() -> None:
     """Dropout in layers of a scan in a scan, with split keys."""
 

@@ -195,6 +195,32 @@ def test_averages_that_only_their_own_new_values_read_do_not_hide_the_loss() -> 
     assert "update" in {part for _, part in parts}
 
 
+def test_sums_of_gradients_that_equal_forward_values_are_update() -> None:
+    """A penalty of the gradients computes them in the forward part, too."""
+
+    def mean(params: Any, x: Any) -> Any:
+        return jnp.mean(jnp.tanh(jnp.tanh(x @ params["v"]) @ params["w"]) ** 2)
+
+    def step(params: Any, x: Any) -> Any:
+        def loss(params: Any) -> Any:
+            return mean(params, x) + jnp.sum(jax.grad(mean)(params, x)["w"] ** 2)
+
+        value, grads = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, grads), value
+
+    arguments = ({"v": jnp.zeros((6, 6)), "w": jnp.zeros((6, 6))}, jnp.zeros((8, 6)))
+    text = jax.jit(step).lower(*arguments).as_text()
+    function = main_function(passes.run(text, "simplify-trivial-ops", on_remark=lambda *_: None))
+    graph = Graph.of(body(function))
+    part = split_step(graph, infer_roles(function, graph)).part
+    sums = [
+        its
+        for op, its in zip(graph.ops, part, strict=True)
+        if op.name == "stablehlo.add" and str(op.results[0].type) == "tensor<6x6xf32>"
+    ]
+    assert sums == ["update", "update"]
+
+
 def test_a_column_of_a_large_gradient_is_cut_out_where_the_gradient_is_made() -> None:
     """The gradient of an attention sink is one column of that of the scores."""
 
