@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
+from types import MethodType
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 from alpa.dialects.plan import AccumulateDtype
@@ -85,7 +86,7 @@ class Options(TypedDict, total=False):
     compiler_options: CompilerOptions | None
     executables: Folders
     plan: str | Path | None
-    like: Parallelized[..., Any] | None
+    like: Callable[..., Any] | None
 
 
 @overload
@@ -131,7 +132,7 @@ def parallelize(
     compiler_options: CompilerOptions | None = None,
     executables: Folders = (),
     plan: str | Path | None = None,
-    like: Parallelized[..., Any] | None = None,
+    like: Callable[..., Any] | None = None,
 ) -> Parallelized[..., Any] | Callable[[Callable[..., Any]], Parallelized[..., Any]]:
     """Plans, compiles and runs a function on a cluster, as `jax.jit` does on one device.
 
@@ -179,8 +180,9 @@ def parallelize(
             compiled. Beyond that, the one that was used least recently is forgotten, with a
             warning; its next call plans again. On Ray all stay.
         plan: a saved plan to use instead of a search.
-        like: another parallelised function. This function takes its cluster, devices, workers and
-            settings. Use it for the evaluation of a training step's state.
+        like: another parallelised function, or a method of an object. This function takes its
+            cluster, devices, workers and settings. Use it for the evaluation of a training step's
+            state.
 
     Raises:
         TypeError, ValueError: options conflict with one another or with the function.
@@ -190,11 +192,11 @@ def parallelize(
     del options["fun"]
     if fun is None:
         return partial(parallelize, **options)
+    family = None
     if like is not None:
-        _check_like(like, options)
-        settings, elastic = like.target.named, like.target.elastic
-        executor, devices = like.target.executor, like.target.devices
-        workers = like.target.workers
+        other = _check_like(like, options)
+        settings, elastic, family = other.named, other.elastic, other.family
+        executor, devices, workers = other.executor, other.devices, other.workers
     elif cluster is None:
         raise ValueError(
             'parallelize needs the cluster to plan for, such as cluster="cpu:2x4" (2 hosts x 4 '
@@ -263,8 +265,8 @@ def parallelize(
         compiler_options=compiler_options,
         executables=check_folders("executables", executables),
         saved=plan,
-        family=Family(settings.cluster) if like is None else like.target.family,
-        leads=like is None,
+        family=family or Family(settings.cluster),
+        leads=family is None,
     )
     return Parallelized(fun, parameters, declared, target)
 
@@ -289,7 +291,10 @@ _LIKE_OPTIONS: dict[str, Any] = {
 """What a function takes from its `like` function, with the default value of each."""
 
 
-def _check_like(like: Any, options: dict[str, Any]) -> None:
+def _check_like(like: Any, options: dict[str, Any]) -> Target:
+    """What the other function is planned for."""
+    if isinstance(like, MethodType):
+        like = like.__func__
     if not isinstance(like, Parallelized):
         raise TypeError(
             f"like= must be a function that alpa.parallelize returned, not "
@@ -300,6 +305,7 @@ def _check_like(like: Any, options: dict[str, Any]) -> None:
             raise ValueError(
                 f"like= takes the cluster, settings and workers of {like.__name__}; remove {name}="
             )
+    return like.target
 
 
 def _batch(

@@ -369,6 +369,10 @@ def test_a_method_takes_its_object() -> None:
     assert Model.step(model, 4.0, x=x).tolist() == [2] * 4
     assert model.step.__doc__ == "Multiplies."
     assert Model.step.plan(model, 2.0, x).num_micro_batches == 1
+    for step in (model.step, Model.step):
+        like = alpa.parallelize(lambda x: x + 1, like=step)
+        assert like.target.family is Model.step.target.family
+        assert like(x).tolist() == [2] * 4
 
 
 def test_a_plan_prints_its_table_and_is_taken_again(
