@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from alpa.dialects import bytecode, ir, is_bytecode, passmanager, write_portable
 from alpa.dialects.checks import CheckError
@@ -102,6 +102,19 @@ class _Parser(argparse.ArgumentParser):
         self.exit(1, f"{self.format_usage()}alpa-opt: error: {message}\n")
 
 
+class _Once(argparse.Action):
+    """Stores an option, which may be there once."""
+
+    def __call__(
+        self, _: argparse.ArgumentParser, options: argparse.Namespace, values: Any, *__: Any
+    ) -> None:
+        if getattr(options, self.dest) != self.default:
+            raise argparse.ArgumentError(
+                self, "it is there twice; write all passes in one, separated by commas"
+            )
+        setattr(options, self.dest, values)
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of the command; an invalid command line ends it with status 1."""
     result = _Parser(
@@ -121,6 +134,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument(
         "--pipeline",
+        action=_Once,
         default="",
         help="comma-separated passes, also MLIR's; see --list-passes",
     )

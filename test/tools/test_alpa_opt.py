@@ -258,6 +258,12 @@ def test_bad_command_line_has_status_1(arguments: list[str], message: str) -> No
     assert "Traceback" not in said
 
 
+def test_two_pipelines_are_refused() -> None:
+    status, printed, said = alpa_opt("--pipeline=cse", "--pipeline=alpa", stdin=PROGRAM.encode())
+    assert (status, printed) == (1, b"")
+    assert "error: argument --pipeline: it is there twice; write all passes in one, " in said
+
+
 def test_a_version_that_cannot_be_written() -> None:
     status, _, said = alpa_opt("--emit-vhlo=0.1.0", stdin=PROGRAM.encode())
     assert status == 1
