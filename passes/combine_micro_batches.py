@@ -57,7 +57,8 @@ proven, and no marker is added.
 **Options**: see the fields.
 
 **Fails when** there are several micro-batches and samples are mixed, the program was lowered for
-another number of micro-batches, or no argument is a batch and the state changes.
+another number of micro-batches, or no argument is a batch and the state changes; or there are more
+than 65,536.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ from alpa.passes.analysis.micro_batches.whole import strip_whole
 from alpa.passes.analysis.roles import Roles, infer_roles
 from alpa.passes.base import Pass, PassError, Remark, option
 from alpa.passes.micro_batches.split import Split
+from alpa.passes.plan.checks import check_num_micro_batches
 from alpa.passes.simplify.gradients import mark_gradients
 from alpa.passes.simplify.host_calls import refuse_host_calls
 from alpa.passes.simplify.inline import inline_calls
@@ -119,6 +121,7 @@ class CombineMicroBatches(Pass):
         with module.context:
             main = check_input(module, is_checked=self.is_checked)
             check_unplanned(main)
+            check_num_micro_batches(main, self.num_micro_batches)
             others = inline_calls(module, main)
             unclean = [op for op in others if _is_removed(op, body(main))]
             mode = self._mode(module)

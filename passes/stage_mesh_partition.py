@@ -76,6 +76,7 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.analysis.input_checks import check_input, check_unplanned
 from alpa.passes.base import Pass, PassError, Remark, errors_at, option
 from alpa.passes.cost.cluster import AnyCluster, parse_cluster
+from alpa.passes.plan.checks import check_num_micro_batches
 from alpa.passes.plan.layer_checks import check_layers, check_stages
 from alpa.passes.plan.text import count_text
 from alpa.passes.schedules.planned import check_numbers, checked, chunks_of, label, own
@@ -369,8 +370,7 @@ class StageMeshPartition(Pass):
             )
         with errors_at(function):
             cluster = parse_cluster(self.cluster)
-        if self.num_micro_batches < 1:
-            raise PassError(function, f"num-micro-batches is {self.num_micro_batches}; at least 1")
+        check_num_micro_batches(function, self.num_micro_batches)
         if not -1 <= self.reserve < 1:
             raise PassError(
                 function, f"reserve is {self.reserve:g}; give a share of at least -1 and below 1"

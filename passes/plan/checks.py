@@ -25,6 +25,14 @@ ORDER: dict[Part | None, int] = {None: 0, "forward": 1, "backward": 2, "update":
 """In which order values are made; arguments come first."""
 
 
+def check_num_micro_batches(function: func.FuncOp, number: int) -> None:
+    """Raises `PassError` at a function for a number of micro-batches that no plan has."""
+    if not 1 <= number <= MOST_MICRO_BATCHES:
+        raise PassError(
+            function, f"num-micro-batches is {number:,}; expected 1 to {MOST_MICRO_BATCHES:,}"
+        )
+
+
 def check_program(program: Program, ops: Sequence[ir.OpView], main: func.FuncOp) -> None:
     """Raises `PassError` at one of `ops`, the program's steps, or at `main`."""
     unsettled = _unsettled(program, ops)

@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 
 from alpa import passes
+from alpa.dialects import ir
 from alpa.dialects.attributes import is_exact, micro_batches_of
+
+
+@pytest.mark.parametrize("pipeline", ["combine-micro-batches", "alpa", "stage-mesh-partition"])
+@pytest.mark.parametrize("number", [-1, 0, 65_537, 100_000_000_000])
+def test_numbers_that_no_plan_has_are_refused_at_once(pipeline: str, number: int) -> None:
+    options = "" if pipeline == "combine-micro-batches" else "cluster=cpu:1x2 "
+    text = jax.jit(lambda x: x + 1).lower(jnp.ones(4)).as_text()
+    with pytest.raises(ir.MLIRError, match=rf"is {number:,}; expected 1 to 65,536"):
+        passes.run(text, f"{pipeline}{{{options}num-micro-batches={number}}}")
 
 
 @dataclass(frozen=True)
