@@ -18,6 +18,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
@@ -143,7 +144,6 @@ class Workers:
         call: Callable[[], T],
         *,
         here: Callable[[], T] | None = None,
-        after: Future[Any] | None = None,
         near: Future[Any] | None = None,
     ) -> Future[T]:
         """As `submit`, but this process may take the call while it waits for a result.
@@ -151,14 +151,11 @@ class Workers:
         Args:
             call: a function of a module with its arguments.
             here: the same, if this process has a shorter way.
-            after: an earlier call, which left in its process what makes this one short.
-            near: one that left there what makes this one shorter. Another process takes it if that
-                one is busy.
+            near: an earlier call, which left in its process what makes this one shorter. Others
+                take it only if that one is busy, and has another such call to take next.
         """
-        known, other = (
-            it if isinstance(it, _Call) and it.workers is self else None for it in (after, near)
-        )
-        return self._begin(_Call(self, call, here or call, known, other, is_shared=True))
+        known = near if isinstance(near, _Call) and near.workers is self else None
+        return self._begin(_Call(self, call, here or call, known, is_shared=True))
 
     def _begin(self, call: _Call[T]) -> Future[T]:
         if not self.count:
@@ -183,15 +180,23 @@ class Workers:
             self._changed.notify_all()
 
     def _next(self, *, first: _Call[Any] | None = None) -> _Call[Any] | None:
-        """Takes a call that this thread should run, if there is one: one that has its place here or
-        near to what was here, else the first one, else the oldest. Those that are near to another
-        thread come last, and stay while that one waits for a call."""
+        """Takes a call that this thread should run, if there is one: one that is near to what was
+        here, else the first one, else the oldest, else one that should run elsewhere."""
         me = threading.current_thread()
         is_mine = me in self._threads
-        calls = [call for call in self._calls if call.is_ready and call.place in (None, me)]
-        calls = [call for call in calls if is_mine or call.is_shared]
-        others = self._waiting - {me}
-        calls = [call for call in calls if call.near not in others]
+        calls = [call for call in self._calls if call.is_ready and call.place is None]
+        left = Counter(call.near for call in calls)
+
+        def may_take(call: _Call[Any]) -> bool:
+            if not (is_mine or call.is_shared):
+                return False
+            if call.near in (None, me):
+                return True
+            if call is first and call.near not in self._threads:
+                return True  # The other thread, without a process, may not wait for calls again.
+            return call.near not in self._waiting and left[call.near] > 1
+
+        calls = [call for call in calls if may_take(call)]
         calls.sort(key=lambda call: (call.near is not me, call.near is not None, call is not first))
         taken = next((call for call in calls if call.take()), None)
         if taken is not None:
@@ -284,7 +289,6 @@ class _Call(Future[T]):
         workers: Workers,
         there: Callable[[], T],
         here: Callable[[], T],
-        after: _Call[Any] | None = None,
         near: _Call[Any] | None = None,
         *,
         is_shared: bool,
@@ -294,8 +298,7 @@ class _Call(Future[T]):
             workers: those that may run it.
             there: what a process is sent.
             here: the same for this process.
-            after: a call on whose thread this one has to run.
-            near: one on whose thread it should run.
+            near: a call on whose thread this one should run.
             is_shared: whether who waits may take it.
         """
         super().__init__()
@@ -303,27 +306,23 @@ class _Call(Future[T]):
         self.there = there
         self.is_shared = is_shared
         self._here = here
-        self._after = after
         self._near = near
         self._thread: threading.Thread | None = None
 
     @property
     def place(self) -> threading.Thread | None:
-        """The thread that has taken it, or has to."""
-        if self._thread is None and self._after is not None:
-            return self._after.place
+        """The thread that has taken it."""
         return self._thread
 
     @property
     def near(self) -> threading.Thread | None:
         """The thread that should take it."""
-        other = self._after or self._near
-        return None if other is None else other.place
+        return None if self._near is None else self._near.place
 
     @property
     def is_ready(self) -> bool:
-        """Whether its place is known, if that is another call's."""
-        return self._after is None or self._after.running() or self._after.done()
+        """Whether it is known which thread should take it."""
+        return self._near is None or self._near.running() or self._near.done()
 
     def take(self) -> bool:
         """Takes the call, unless it was taken or cancelled before."""

@@ -169,9 +169,9 @@ class Costing:
             here = there = partial(_answer, self.solver, what, submesh, given)
             if workers.count:
                 there = partial(_answer_sent, self._sent, what, submesh, given)
-            plain = None if self.before is None else self.before._last.get(submesh)
-            after = self._last.get(submesh)
-            begun = workers.share(there, here=here, after=after, near=plain)
+            known = (it._last.get(submesh) for it in (self, self.before) if it is not None)
+            near = next((last for last in known if last is not None), None)
+            begun = workers.share(there, here=here, near=near)
             self._last[submesh] = begun
 
         def finish() -> Costs | LeastSeconds:

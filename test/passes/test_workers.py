@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
@@ -109,56 +111,65 @@ def test_errors_of_shared_calls_arrive_here(busy):
         busy.share(partial(os.getpid, 1)).result()
 
 
-def test_a_call_runs_where_the_one_before_did():
+def test_a_call_runs_near_the_one_before():
     with Workers(2) as workers:
         there = workers.submit(os.getpid)
-        after = [workers.share(os.getpid, after=there) for _ in range(5)]
-        asleep = workers.submit(time.sleep, 0.2)
-        assert {one.result() for one in after} == {there.result()} != {os.getpid()}
-        asleep.result()
+        for _ in range(5):
+            assert workers.share(os.getpid, near=there).result() == there.result() != os.getpid()
         sleeping = [workers.submit(time.sleep, 60) for _ in range(2)]
         here = workers.share(os.getpid)
         assert here.result() == os.getpid()
         workers.drop()
         assert all(one.done() for one in sleeping)
-        again = [workers.share(os.getpid, after=here) for _ in range(5)]
-        assert {one.result() for one in again} == {os.getpid()}
+        assert workers.share(os.getpid, near=here).result() == os.getpid()
 
 
-def test_a_call_near_another_runs_there_unless_that_process_is_busy():
+def test_a_busy_process_keeps_one_call():
     with Workers(1) as workers:
         there = workers.submit(os.getpid)
-        places = list[int]()
-        for _ in range(9):
-            there.result()
-            time.sleep(
-                0.02
-            )  # The process's thread has to wait for calls again, which it mostly does.
-            places.append(workers.share(os.getpid, near=there).result())
-        assert places.count(there.result()) > len(places) / 2
+        there.result()
         slow = workers.submit(time.sleep, 60)
         while not slow.running():
             time.sleep(0.001)
-        assert workers.share(os.getpid, near=there).result() == os.getpid()
+        kept, taken = (workers.share(os.getpid, near=there) for _ in range(2))
+        assert taken.result() == os.getpid()
+        here = workers.share(os.getpid)
+        assert here.result() == os.getpid()
+        assert not kept.running()
+        assert not kept.done()
+        workers.drop()
+
+
+def test_a_call_near_a_thread_that_waits_for_nothing():
+    with Workers(1) as workers:
+        slow, found = workers.submit(time.sleep, 60), list[Future[int]]()
+        other = threading.Thread(target=lambda: found.append(workers.share(os.getpid)))
+        other.start()
+        other.join()
+        waiting = threading.Thread(target=found[0].result)
+        waiting.start()
+        waiting.join()
+        assert workers.share(os.getpid, near=found[0]).result() == os.getpid()
+        assert not slow.done()
         workers.drop()
 
 
 def test_who_has_its_result_takes_no_more_calls():
     with Workers(1) as workers:
         first = workers.share(partial(time.sleep, 0))
-        later = workers.share(partial(time.sleep, 60), after=first)
+        later = workers.share(partial(time.sleep, 60), near=first)
         first.result()
         first.result()
         workers.drop()
         assert later.done()
 
 
-def test_a_call_after_one_of_other_workers_runs_anywhere():
+def test_a_call_near_one_of_other_workers_runs_anywhere():
     with Workers(1) as earlier:
         known = earlier.submit(os.getpid)
         known.result()
     with Workers(1) as workers:
-        assert workers.share(os.getpid, after=known).result() != known.result()
+        assert workers.share(os.getpid, near=known).result() != known.result()
 
 
 def test_shared_calls_that_nobody_waits_for_are_dropped(busy):
