@@ -124,6 +124,7 @@ from alpa.passes.place_gradient_reductions import PlaceGradientReductions
 from alpa.passes.plan_search import PlanSearch
 from alpa.passes.schedules.planned import TERAPIPE
 from alpa.passes.simplify_trivial_ops import SimplifyTrivialOps
+from alpa.passes.solve.stages.placement import submeshes
 from alpa.passes.split_loops import SplitLoops
 from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.passes.stages.clustered import even_seconds
@@ -222,10 +223,7 @@ class Alpa(Driver):
         with errors_at(main_function(module)):
             workers = Workers(self.cut.processes)
         with workers:
-            if self.cut.costs is None and not self.cut.costs_folder:  # They may have all answers.
-                # The other processes start while this one makes layers.
-                ops = sum(1 for _ in islice(walk(module.body), MANY))
-                workers.prepare(*_OF_SEARCH, ops=ops, calls=workers.places)
+            self._start(workers, module)
             for step in others:
                 if isinstance(step, LayerCluster):
                     fewest, most = self.cut.fewest_stages(), self._most_layers()
@@ -258,6 +256,23 @@ class Alpa(Driver):
         move_contents(best.module, module)
         with module.context:
             module.operation.attributes[PROGRAM] = ir.StringAttr.get(program)
+
+    def _start(self, workers: Workers, module: ir.Module) -> None:
+        """Starts processes while this one makes layers, if there are meshes to search.
+
+        Where costs are known, or kept in a folder, there may be nothing to ask.
+        """
+        cut = self.cut
+        is_free = cut.mesh_shape == cut.meshes == "auto" and not cut.fixed_stages
+        if cut.costs is not None or cut.costs_folder or not is_free:
+            return
+        try:
+            kinds = parse_cluster(cut.cluster).kinds
+        except ValueError:  # `stage-mesh-partition` says so.
+            return
+        meshes = sum(len(submeshes(kind.hosts, kind.devices_per_host)) - 1 for kind in kinds)
+        ops = sum(1 for _ in islice(walk(module.body), MANY))
+        workers.prepare(*_OF_SEARCH, ops=ops, calls=meshes + 1)
 
     def _most_layers(self) -> int:
         """How many small layers are worth it: the work of the search for stages grows with their

@@ -57,8 +57,8 @@ proven, and no marker is added.
 **Options**: see the fields.
 
 **Fails when** there are several micro-batches and samples are mixed, the program was lowered for
-another number of micro-batches, or no argument is a batch and the state changes; or there are more
-than 65,536.
+another number of micro-batches, or no argument is a batch and the state changes. It also
+fails when the number of micro-batches is not 1 to 65,536.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ drops `sdy.sharding` on every other op. So each sharded result gets a constraint
 of a loop one at either end of the loop's body. No constraint is written where the only use of the
 result fixes the same sharding, nor on constants, which cost nothing in any sharding.
 
-Starts of dynamic slices get the bounds that StableHLO gives them, because XLA loses those of slices
-that a constraint cuts again.
+Starts of dynamic slices, and of gathers that are such slices, get the bounds that StableHLO gives
+them, because XLA loses those of slices that a constraint cuts again.
 
 **Before**::
 
@@ -70,7 +70,7 @@ from alpa.dialects import body, func, ir, sdy, stablehlo, terminator, walk, walk
 from alpa.dialects.sharding import Sharding, op_shardings
 from alpa.passes.base import Pass, Remark
 from alpa.passes.plan.fragment_modules import SHARDING, FragmentModule, fragment_modules
-from alpa.passes.sharding.slice_starts import bound_starts
+from alpa.passes.sharding.slice_starts import bound_gather, bound_starts
 
 # Each device can make its shard of their results at no cost.
 _FREE = (stablehlo.ConstantOp, stablehlo.IotaOp)
@@ -89,6 +89,8 @@ class ConstrainShardings(Pass):
                 for op in walk(block):
                     if isinstance(op, stablehlo.DynamicSliceOp):
                         bound_starts(op)
+                    elif isinstance(op, stablehlo.GatherOp):
+                        bound_gather(op)
             for op in walk_outside_manual(block):
                 _constrain(op, nested)
             for op in walk(block):

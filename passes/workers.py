@@ -180,8 +180,8 @@ class Workers:
             self._changed.notify_all()
 
     def _next(self, *, first: _Call[Any] | None = None) -> _Call[Any] | None:
-        """Takes a call that this thread should run, if there is one: one that is near to what was
-        here, else the first one, else the oldest, else one that should run elsewhere."""
+        """Takes a call that this thread may run, if there is one: one that is near to an earlier
+        one of this thread, else `first`, else the oldest that is near to none, else the oldest."""
         me = threading.current_thread()
         is_mine = me in self._threads
         calls = [call for call in self._calls if call.is_ready and call.place is None]
@@ -197,14 +197,15 @@ class Workers:
             return call.near not in self._waiting and left[call.near] > 1
 
         calls = [call for call in calls if may_take(call)]
-        calls.sort(key=lambda call: (call.near is not me, call.near is not None, call is not first))
+        calls.sort(key=lambda call: (call.near is not me, call is not first, call.near is not None))
         taken = next((call for call in calls if call.take()), None)
         if taken is not None:
             self._changed.notify_all()  # This thread waits no more for those that are near to it.
         return taken
 
     def help(self, awaited: _Call[Any]) -> None:
-        """Runs shared calls here, the awaited one first, until that has ended."""
+        """Runs shared calls here until the awaited one has ended: those that are near to earlier
+        ones of this thread, then the awaited one, then others."""
         while not awaited.done():
             with self._changed:
                 call = self._next(first=awaited)

@@ -259,7 +259,7 @@ class Step:
             for leaf, argument in zip(self.call.arrays, main.arguments, strict=False):
                 argument.set_location(ir.Location.name(leaf.label))
             # The names exist at this point; the passes rely on markers instead.
-            inline_calls(module, main)
+            inline_calls(module, main, keeps_loops=True)
             mark_gradients(body(main))
             if number > 1:
                 mode = ir.StringAttr.get(self.micro_batches)
@@ -279,7 +279,7 @@ class Step:
         """
         for each in (module, other):
             with each.context:
-                inline_calls(each, main_function(each))
+                inline_calls(each, main_function(each), keeps_loops=True)
         ours, theirs = main_function(module), main_function(other)
         try:
             if number == self.batch_size:

@@ -108,10 +108,8 @@ class _Once(argparse.Action):
     def __call__(
         self, _: argparse.ArgumentParser, options: argparse.Namespace, values: Any, *__: Any
     ) -> None:
-        if getattr(options, self.dest) != self.default:
-            raise argparse.ArgumentError(
-                self, "it is there twice; write all passes in one, separated by commas"
-            )
+        if getattr(options, self.dest) is not None:
+            raise argparse.ArgumentError(self, "it is there twice; give one, with all passes")
         setattr(options, self.dest, values)
 
 
@@ -135,7 +133,6 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--pipeline",
         action=_Once,
-        default="",
         help="comma-separated passes, also MLIR's; see --list-passes",
     )
     result.add_argument(
@@ -215,6 +212,7 @@ def _process(options: argparse.Namespace) -> int:
     if options.convert_hlo and (options.split_input_file or options.verify_diagnostics):
         name = "--split-input-file" if options.split_input_file else "--verify-diagnostics"
         raise _CommandError(f"alpa-opt: error: HLO is no MLIR text; drop {name}")
+    options.pipeline = options.pipeline or ""
     pipeline.check(options.pipeline)
     if options.refine:
         steps = (f"refine-dimensions{{sizes={','.join(options.refine)}}}", options.pipeline)

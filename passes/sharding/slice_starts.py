@@ -1,6 +1,8 @@
-"""Writes the bounds of the starts of dynamic slices."""
+"""Writes the bounds of the starts of dynamic slices and gathers."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from alpa.dialects import filled, ir, stablehlo
 from alpa.passes.analysis.micro_batches.shapes import splat_of
@@ -20,6 +22,37 @@ def bound_starts(op: stablehlo.DynamicSliceOp) -> None:
                 op.operands[1 + d] = _bounded(start, last)
 
 
+def bound_gather(op: stablehlo.GatherOp) -> None:
+    """Clamps the starts of a gather that takes slices of several elements along a dimension which
+    its indices number. A gather of one index is a dynamic slice to XLA."""
+    numbers = stablehlo.GatherDimensionNumbers(op.dimension_numbers)
+    numbered, vector = numbers.start_index_map, numbers.index_vector_dim
+    shape, taken = ir.RankedTensorType(op.operand.type).shape, list(op.slice_sizes)
+    if all(taken[d] <= 1 for d in numbered):
+        return
+    last = [shape[d] - taken[d] for d in numbered]
+    with ir.InsertionPoint(op), op.location:
+        op.operands[1] = _bounded_vectors(op.start_indices, last, vector)
+
+
+def _bounded_vectors(starts: ir.Value, last: Sequence[int], vector: int) -> ir.Value:
+    """Starts within 0 and the last ones, whose numbers are along the dimension `vector`; there is
+    one number where the starts have no such dimension."""
+    type_ = ir.RankedTensorType(starts.type)
+    element = ir.IntegerType(type_.element_type)
+    scalar = ir.RankedTensorType.get((), element)
+    largest = _largest(element)
+    limits = [ir.IntegerAttr.get(element, min(it, largest)) for it in last]
+    if vector == type_.rank:
+        (limit,) = limits
+        most = stablehlo.constant(ir.DenseElementsAttr.get_splat(scalar, limit))
+    else:
+        row = ir.RankedTensorType.get((len(limits),), element)
+        most = stablehlo.constant(ir.DenseElementsAttr.get(limits, row))
+        most = stablehlo.broadcast_in_dim(type_, most, ir.DenseI64ArrayAttr.get([vector]))
+    return stablehlo.clamp(filled(scalar, 0), starts, most)
+
+
 def _is_within(start: ir.Value, last: int) -> bool:
     maker = start.owner
     if not isinstance(maker, ir.Operation | ir.OpView):
@@ -33,7 +66,10 @@ def _is_within(start: ir.Value, last: int) -> bool:
 def _bounded(start: ir.Value, last: int) -> ir.Value:
     type_ = ir.RankedTensorType(start.type)
     element = ir.IntegerType(type_.element_type)
-    largest = 2 ** (element.width - (not element.is_unsigned)) - 1
     if last == 0:
         return filled(type_, 0)
-    return stablehlo.clamp(filled(type_, 0), start, filled(type_, min(last, largest)))
+    return stablehlo.clamp(filled(type_, 0), start, filled(type_, min(last, _largest(element))))
+
+
+def _largest(element: ir.IntegerType) -> int:
+    return 2 ** (element.width - (not element.is_unsigned)) - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 from alpa.dialects import body, func, ir, ops_where, sdy
@@ -15,10 +16,14 @@ from alpa.passes.simplify.control_flow import run_known_loops
 _CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 
 
-def inline_calls(module: ir.Module, main: func.FuncOp) -> list[ir.OpView]:
+def inline_calls(
+    module: ir.Module, main: func.FuncOp, *, keeps_loops: bool = False
+) -> list[ir.OpView]:
     """Inlines every call below `main` and erases the functions that are referenced no more.
 
     A `stablehlo.composite` is by definition a call of its decomposition and is inlined too.
+    Loops of no trips and of one go before the calls in them, unless the program `keeps_loops`
+    because its ops are compared with those of another one.
     Returns the ops of `main` that are no arithmetic, parents first.
 
     Raises:
@@ -27,6 +32,8 @@ def inline_calls(module: ir.Module, main: func.FuncOp) -> list[ir.OpView]:
     functions = {
         op.sym_name.value: op for op in module.body.operations if isinstance(op, func.FuncOp)
     }
+    if not keeps_loops:
+        _run_known_loops(functions.values())
     flat: set[str] = set()
     kept = {main.sym_name.value: list[ir.OpView]()}
     left = [*kept]
@@ -49,6 +56,14 @@ def inline_calls(module: ir.Module, main: func.FuncOp) -> list[ir.OpView]:
     return kept[main.sym_name.value]
 
 
+def _run_known_loops(functions: Collection[func.FuncOp]) -> None:
+    """In programs of several functions: without calls, the rewrites find them later."""
+    for function in functions:
+        blocks = function.regions[0].blocks
+        if len(functions) > 1 and len(blocks) == 1:
+            run_known_loops(blocks[0])
+
+
 def _flatten(
     name: str, functions: dict[str, func.FuncOp], flat: set[str], callers: tuple[str, ...]
 ) -> None:
@@ -57,7 +72,6 @@ def _flatten(
         return
     flat.add(name)
     callers = (*callers, name)
-    run_known_loops(body(functions[name]))
     for call in ops_where(functions[name], _is_call):
         attr = call.attributes[_CALLS[call.operation.name]]
         callee = ir.FlatSymbolRefAttr(attr).value

@@ -75,3 +75,37 @@ module {
     }
   }
 }
+
+// -----
+
+!x = !mpmd.mesh_tensor<"mesh_0", tensor<8x8xf32>>
+!i = !mpmd.mesh_tensor<"mesh_0", tensor<3x2xi32>>
+!y = !mpmd.mesh_tensor<"mesh_0", tensor<3x8xf32>>
+module {
+  sdy.mesh @mesh_0 = <["a"=2]>
+  func.func public @gathers(%x: !x, %i: !i) -> !y attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=2]>>>} {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"]> (%x, %i) {alpa.module = @m, alpa.part = "forward"} (%a: tensor<8x8xf32>, %b: tensor<3x2xi32>) {
+      %1 = stablehlo.constant dense<0.0> : tensor<3x8xf32>
+      mpmd.return %1 : tensor<3x8xf32>
+    } : (!x, !i) -> !y
+    return %0 : !y
+  }
+  // CHECK: module @m {
+  module @m {
+    sdy.mesh @mesh_0 = <["a"=2]>
+    // CHECK: func.func public @main(%[[X:.*]]: tensor<8x8xf32>, %[[I:.*]]: tensor<3x2xi32>)
+    func.func public @main(%x: tensor<8x8xf32>, %i: tensor<3x2xi32>) -> (tensor<3x2x4xf32>, tensor<3x8xf32>) {
+      // CHECK: %[[MOST:.*]] = stablehlo.constant dense<[6, 4]> : tensor<2xi32>
+      // CHECK: %[[ALL:.*]] = stablehlo.broadcast_in_dim %[[MOST]], dims = [1] : (tensor<2xi32>) -> tensor<3x2xi32>
+      // CHECK: %[[J:.*]] = stablehlo.clamp %{{.*}}, %[[I]], %[[ALL]]
+      // CHECK: "stablehlo.gather"(%[[X]], %[[J]])
+      %0 = "stablehlo.gather"(%x, %i) <{dimension_numbers = #stablehlo.gather<offset_dims = [1, 2], start_index_map = [0, 1], index_vector_dim = 1>, slice_sizes = array<i64: 2, 4>}> : (tensor<8x8xf32>, tensor<3x2xi32>) -> tensor<3x2x4xf32>
+      // Whole rows: an embedding.
+      // CHECK: %[[K:.*]] = stablehlo.slice
+      // CHECK: "stablehlo.gather"(%[[X]], %[[K]])
+      %k = stablehlo.slice %i [0:3, 0:1] : (tensor<3x2xi32>) -> tensor<3x1xi32>
+      %1 = "stablehlo.gather"(%x, %k) <{dimension_numbers = #stablehlo.gather<offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>, slice_sizes = array<i64: 1, 8>}> : (tensor<8x8xf32>, tensor<3x1xi32>) -> tensor<3x8xf32>
+      return %0, %1 : tensor<3x2x4xf32>, tensor<3x8xf32>
+    }
+  }
+}

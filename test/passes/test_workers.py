@@ -140,6 +140,20 @@ def test_a_busy_process_keeps_one_call():
         workers.drop()
 
 
+def test_who_waits_takes_the_awaited_call_before_others_that_are_near_to_none():
+    with Workers(1) as workers:
+        there = workers.submit(os.getpid)
+        there.result()
+        slow = workers.submit(time.sleep, 60)
+        while not slow.running():
+            time.sleep(0.001)
+        others = [workers.share(partial(time.sleep, 60)) for _ in range(3)]
+        _, awaited = (workers.share(os.getpid, near=there) for _ in range(2))
+        assert awaited.result() == os.getpid()
+        assert not any(other.running() for other in others)
+        workers.drop()
+
+
 def test_a_call_near_a_thread_that_waits_for_nothing():
     with Workers(1) as workers:
         slow, found = workers.submit(time.sleep, 60), list[Future[int]]()

@@ -217,3 +217,14 @@ def test_updates_in_a_branch_equal_plain_jax(steps: Callable[..., Any]) -> None:
     call = Call.of(Parameters.of(step), (state, x), {})
     found = lowered.result(executable(*lowered.arguments(call)))
     check_close(found, jax.jit(step)(state, x))
+
+
+def test_a_loop_over_chunks_that_nothing_reads_equals_plain_jax() -> None:
+    """It has one trip for a micro-batch, and two for the whole batch."""
+
+    def step(w: Any, x: Any, classes: Any) -> Any:
+        rows = jnp.ones((1, 3)) + 0 * classes.sum()
+        jax.lax.fori_loop(0, len(x) // 4, lambda _, rows: jax.nn.relu(rows @ w), rows)
+        return step_of(lambda w, x, _: jnp.mean(jnp.tanh(x @ w) ** 2))(w, x, classes)
+
+    check_equal(step, W, X, CLASSES)

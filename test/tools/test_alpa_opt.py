@@ -258,10 +258,12 @@ def test_bad_command_line_has_status_1(arguments: list[str], message: str) -> No
     assert "Traceback" not in said
 
 
-def test_two_pipelines_are_refused() -> None:
-    status, printed, said = alpa_opt("--pipeline=cse", "--pipeline=alpa", stdin=PROGRAM.encode())
+@pytest.mark.parametrize("first", ["cse", ""])
+def test_two_pipelines_are_refused(first: str) -> None:
+    arguments = f"--pipeline={first}", "--pipeline=alpa"
+    status, printed, said = alpa_opt(*arguments, stdin=PROGRAM.encode())
     assert (status, printed) == (1, b"")
-    assert "error: argument --pipeline: it is there twice; write all passes in one, " in said
+    assert "error: argument --pipeline: it is there twice; give one, with all passes" in said
 
 
 def test_a_version_that_cannot_be_written() -> None:

@@ -99,9 +99,9 @@ def _sizes_in_host(devices: int) -> list[int]:
     """Sizes with which stages always fill hosts of so many devices, ascending.
 
     A size that does not divide M is of no use: six stages of 4 devices have as many as four hosts
-    of 6, and fill none. All divisors are taken of up to 29 devices, and of 32, 36, 48 or 64. Of 30,
-    42, 60 or 72 devices, some are left out: stages of 15, 10, 10, 6, 6, 6, 6 and 1 devices do not
-    fill two hosts of 30. Powers of two and the whole host stay; of the others, the larger ones are
+    of 6, and fill none. All divisors of up to 29 devices are taken. Of some more, such as 30, 42,
+    60 or 72, some are left out: stages of 15, 10, 10, 6, 6, 6, 6 and 1 devices do not fill two
+    hosts of 30. Powers of two and the whole host stay; of the others, the larger ones are
     preferred.
     """
     divisors = [size for size in range(1, devices + 1) if devices % size == 0]
@@ -183,7 +183,7 @@ def _filling(devices_per_host: int, sizes: Sequence[int], block: Sequence[int]) 
     A stage may come next if some of the others fill the rest of its host. Then whole hosts are left
     for what remains, so by `_always_fill` no stage has to be taken back. If possible, the stage
     begins at a multiple of its size: 3, 1 and 2 devices follow one another. On hosts of up to 32
-    devices it always does.
+    devices it did in all cases that were tried.
     """
     found: list[int] = []
     left, used = sorted(block, key=lambda k: -sizes[k]), 0

@@ -145,6 +145,18 @@ def slice_that_begins_too_late(x, w, i):
     return jnp.tanh(x @ lax.dynamic_slice(w, (0, i), (6, 4)))
 
 
+@program(some(2, 6), some(6, 8, seed=1), np.int32(7))
+def mapped_slice_that_begins_too_late(x, w, i):
+    taken = jax.vmap(lambda j: lax.dynamic_slice(w, (0, j), (6, 4)))(i[None])
+    return jnp.einsum("bi,nij->nbj", x, taken)
+
+
+@program(some(2, 6), some(6, 8, seed=1), np.int32(7))
+def gather_of_one_index(x, w, i):
+    numbers = lax.GatherDimensionNumbers((0, 1), (), (1,))
+    return jnp.tanh(x @ lax.gather(w, i.reshape(1), numbers, (6, 4), mode="clip"))
+
+
 @program(X, some(8, 4), some(8, 16, dtype=bool))
 def pieces(x, y, p):
     joined = jnp.concatenate([x * 2, jnp.sin(y)], 1)
@@ -296,7 +308,14 @@ def test_features_with_one_tap_each_are_not_split_beside_copies():
 
 
 @pytest.mark.parametrize(
-    "name", ["one_index", "one_index_per_device", "slice_that_begins_too_late"]
+    "name",
+    [
+        "one_index",
+        "one_index_per_device",
+        "slice_that_begins_too_late",
+        "mapped_slice_that_begins_too_late",
+        "gather_of_one_index",
+    ],
 )
 @pytest.mark.parametrize("cluster", ["cpu:1x4", "cpu:1x2"])
 def test_slices_of_slices(name, cluster):

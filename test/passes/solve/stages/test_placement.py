@@ -36,7 +36,7 @@ def test_all_divisors_of_few_devices_are_taken():
 def short_of_a_host(
     sizes: Sequence[int], devices: int, total: int = 0, sums: int = 1
 ) -> Iterator[int]:
-    """The sums of all multisets of sizes of which no part has so many devices.
+    """The sums of all multisets of sizes without a part that has exactly so many devices.
 
     Args:
         total: of the sizes that are taken already.
