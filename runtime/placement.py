@@ -137,7 +137,8 @@ def rows(array: Any, dim: int, start: int, stop: int) -> Any:
     """The rows of an array from `start` to `stop` along a dimension, as a slice.
 
     Along a dimension that is split over axes of type `Explicit`, JAX slices only into a sharding
-    that is given. `jax.make_mesh` makes such axes. So they are taken for axes of type `Auto`.
+    that is given. `jax.make_mesh` makes such axes. So they are taken for axes of type `Auto`. JAX
+    refuses this under `jax.set_mesh`, so callers hide that mesh.
     """
     sharding = array.sharding if isinstance(array, jax.Array) else None
     if isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types:
