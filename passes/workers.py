@@ -308,12 +308,8 @@ class _Call(Future[T]):
         self.is_shared = is_shared
         self._here = here
         self._near = near
-        self._thread: threading.Thread | None = None
-
-    @property
-    def place(self) -> threading.Thread | None:
-        """The thread that has taken it."""
-        return self._thread
+        self.place: threading.Thread | None = None
+        """the thread that has taken it"""
 
     @property
     def near(self) -> threading.Thread | None:
@@ -329,7 +325,7 @@ class _Call(Future[T]):
         """Takes the call, unless it was taken or cancelled before."""
         if self.running() or self.done() or not self.set_running_or_notify_cancel():
             return False
-        self._thread = threading.current_thread()
+        self.place = threading.current_thread()
         return True
 
     def run(self) -> None:

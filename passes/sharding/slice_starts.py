@@ -19,7 +19,8 @@ def bound_starts(op: stablehlo.DynamicSliceOp) -> None:
         start, last = op.start_indices[d], size - taken
         if taken > 1 and not _is_within(start, last):
             with ir.InsertionPoint(op), op.location:
-                op.operands[1 + d] = _bounded(start, last)
+                bounded = _bounded(start, [last], 0) if last else filled(start.type, 0)
+                op.operands[1 + d] = bounded
 
 
 def bound_gather(op: stablehlo.GatherOp) -> None:
@@ -32,16 +33,17 @@ def bound_gather(op: stablehlo.GatherOp) -> None:
         return
     last = [shape[d] - taken[d] for d in numbered]
     with ir.InsertionPoint(op), op.location:
-        op.operands[1] = _bounded_vectors(op.start_indices, last, vector)
+        op.operands[1] = _bounded(op.start_indices, last, vector)
 
 
-def _bounded_vectors(starts: ir.Value, last: Sequence[int], vector: int) -> ir.Value:
+def _bounded(starts: ir.Value, last: Sequence[int], vector: int) -> ir.Value:
     """Starts within 0 and the last ones, whose numbers are along the dimension `vector`; there is
     one number where the starts have no such dimension."""
     type_ = ir.RankedTensorType(starts.type)
     element = ir.IntegerType(type_.element_type)
     scalar = ir.RankedTensorType.get((), element)
-    largest = _largest(element)
+    largest = 2 ** (element.width - (not element.is_unsigned)) - 1
+    zero = filled(scalar, 0)
     limits = [ir.IntegerAttr.get(element, min(it, largest)) for it in last]
     if vector == type_.rank:
         (limit,) = limits
@@ -50,7 +52,7 @@ def _bounded_vectors(starts: ir.Value, last: Sequence[int], vector: int) -> ir.V
         row = ir.RankedTensorType.get((len(limits),), element)
         most = stablehlo.constant(ir.DenseElementsAttr.get(limits, row))
         most = stablehlo.broadcast_in_dim(type_, most, ir.DenseI64ArrayAttr.get([vector]))
-    return stablehlo.clamp(filled(scalar, 0), starts, most)
+    return stablehlo.clamp(zero, starts, most)
 
 
 def _is_within(start: ir.Value, last: int) -> bool:
@@ -61,15 +63,3 @@ def _is_within(start: ir.Value, last: int) -> bool:
         return False
     number = splat_of(maker.attributes["value"])
     return number is not None and 0 <= number <= last
-
-
-def _bounded(start: ir.Value, last: int) -> ir.Value:
-    type_ = ir.RankedTensorType(start.type)
-    element = ir.IntegerType(type_.element_type)
-    if last == 0:
-        return filled(type_, 0)
-    return stablehlo.clamp(filled(type_, 0), start, filled(type_, min(last, _largest(element))))
-
-
-def _largest(element: ir.IntegerType) -> int:
-    return 2 ** (element.width - (not element.is_unsigned)) - 1

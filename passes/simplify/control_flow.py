@@ -41,20 +41,23 @@ def run_known_loops(block: ir.Block) -> None:
 
     It is for programs whose calls are not inlined yet: what never runs need not be.
     """
-    pending = list(block.operations)[::-1]
+    rewriter, pending = Rewriter(), list(block.operations)[::-1]
     while pending:
         op = pending.pop()
         if op.operation.name not in CONTROL_FLOW:
             continue
-        inner = [it for region in op.regions for it in region.blocks[0].operations]
-        trips = _trips(op) if isinstance(op, stablehlo.WhileOp) else None
-        if trips == 0:
-            replace_op(op, keep_sharding(op, op.operands))
-            continue
-        if trips == 1:
-            inner = list(body(op, 1).operations)[:-1]
-            replace_op(op, keep_sharding(op, move_body(body(op, 1), op.operands, op)))
+        values: Sequence[ir.Value] | None = None
+        if isinstance(op, stablehlo.WhileOp):
+            values = loop_of_no_trips(op, rewriter)
+            if values is None:
+                values = loop_of_one_trip(op, rewriter)
+        inner = rewriter.created
+        if values is None:
+            inner = [it for region in op.regions for it in region.blocks[0].operations]
+        else:
+            replace_op(op, keep_sharding(op, values))
         pending += inner[::-1]
+        rewriter.created.clear()
 
 
 def _trips(op: ir.OpView) -> int | None:

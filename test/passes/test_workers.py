@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -124,34 +125,33 @@ def test_a_call_runs_near_the_one_before():
         assert workers.share(os.getpid, near=here).result() == os.getpid()
 
 
-def test_a_busy_process_keeps_one_call():
+@contextmanager
+def asleep() -> Iterator[tuple[Workers, Future[None]]]:
+    """One process, and the call that it is running."""
     with Workers(1) as workers:
-        there = workers.submit(os.getpid)
-        there.result()
         slow = workers.submit(time.sleep, 60)
         while not slow.running():
             time.sleep(0.001)
-        kept, taken = (workers.share(os.getpid, near=there) for _ in range(2))
+        yield workers, slow
+        workers.drop()
+
+
+def test_a_busy_process_keeps_one_call():
+    with asleep() as (workers, slow):
+        kept, taken = (workers.share(os.getpid, near=slow) for _ in range(2))
         assert taken.result() == os.getpid()
         here = workers.share(os.getpid)
         assert here.result() == os.getpid()
         assert not kept.running()
         assert not kept.done()
-        workers.drop()
 
 
 def test_who_waits_takes_the_awaited_call_before_others_that_are_near_to_none():
-    with Workers(1) as workers:
-        there = workers.submit(os.getpid)
-        there.result()
-        slow = workers.submit(time.sleep, 60)
-        while not slow.running():
-            time.sleep(0.001)
+    with asleep() as (workers, slow):
         others = [workers.share(partial(time.sleep, 60)) for _ in range(3)]
-        _, awaited = (workers.share(os.getpid, near=there) for _ in range(2))
+        _, awaited = (workers.share(os.getpid, near=slow) for _ in range(2))
         assert awaited.result() == os.getpid()
         assert not any(other.running() for other in others)
-        workers.drop()
 
 
 def test_a_call_near_a_thread_that_waits_for_nothing():
