@@ -96,7 +96,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import ClassVar, Self, cast
 
 from alpa.dialects import func, ir, main_function, walk
@@ -129,7 +128,7 @@ from alpa.passes.split_loops import SplitLoops
 from alpa.passes.stage_mesh_partition import StageMeshPartition
 from alpa.passes.stages.clustered import even_seconds
 from alpa.passes.tried import Tried
-from alpa.passes.workers import MANY, Workers
+from alpa.passes.workers import Workers
 
 _TO_LAYERS = (ImportHlo, CombineMicroBatches, SimplifyTrivialOps, SplitLoops, LayerCluster)
 _MOST_LAYERS = 72
@@ -271,8 +270,7 @@ class Alpa(Driver):
         except ValueError:  # `stage-mesh-partition` says so.
             return
         meshes = sum(len(submeshes(kind.hosts, kind.devices_per_host)) - 1 for kind in kinds)
-        ops = sum(1 for _ in islice(walk(module.body), MANY))
-        workers.prepare(*_OF_SEARCH, ops=ops, calls=meshes + 1)
+        workers.worth(walk(module.body), meshes).prepare(*_OF_SEARCH, calls=meshes + 1)
 
     def _most_layers(self) -> int:
         """How many small layers are worth it: the work of the search for stages grows with their

@@ -68,8 +68,9 @@ ends before its list is proven.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -207,12 +208,10 @@ class IlpShardAnnotate(Pass):
         with populated(module) as rule_of, workers_of(self.workers, self.processes) as workers:
             if len(meshes) == 1 and self.intra != "tapas":
                 workers = Workers(0)  # This process would only wait for others.
-            if workers.count:
-                ops = sum(1 for _ in walk(module.body))
-                needed = ("alpa.passes.solve.sharding.ilp", "highspy")
-                workers.prepare(*needed, ops=ops, calls=len(meshes))
+            workers = workers.worth(walk(module.body), len(meshes))
+            workers.prepare("alpa.passes.solve.sharding.ilp", "highspy", calls=len(meshes))
             batch = BatchDims(function, rule_of) if is_baseline(self.intra) else None
-            posed: list[tuple[MeshProblem, Callable[[], Answer]]] = []
+            posed: list[tuple[MeshProblem, Callable[[], Callable[[], Answer]]]] = []
             shared, solved = self.shared or Shared(), self.solved or Solved()
             for assignment in meshes:
                 its = replace(cluster.of(assignment.hosts), equation=equation)
@@ -230,9 +229,12 @@ class IlpShardAnnotate(Pass):
                 # Each mesh is posed while those before it are being solved.
                 posed.append((mesh, self._search(mesh, solved, workers)))
             # Later stages keep less for micro-batches in flight.
-            answers = [(mesh, begun()) for mesh, begun in reversed(posed)]
-            for number, (mesh, answer) in enumerate(reversed(answers)):
+            tied = [(mesh, begin()) for mesh, begin in reversed(posed)]
+            answers: list[tuple[MeshProblem, Answer]] = []
+            for number, (mesh, untie) in enumerate(reversed(tied)):
                 self.show(f"{number} of {len(posed)} meshes", number, len(posed))
+                answers.append((mesh, untie()))
+            for mesh, answer in answers:
                 choice, report = answer(remark)
                 reports.append(report)
                 assignments.append((mesh, choice))
@@ -249,9 +251,12 @@ class IlpShardAnnotate(Pass):
         except ValueError as error:
             raise PassError(function, str(error)) from error
 
-    def _search(self, mesh: MeshProblem, solved: Solved, workers: Workers) -> Callable[[], Answer]:
+    def _search(
+        self, mesh: MeshProblem, solved: Solved, workers: Workers
+    ) -> Callable[[], Callable[[], Answer]]:
         """Starts the search of a mesh's assignment, unless it may be that of a mesh before. The
-        result does so if it is not. The answer waits for the end of the search."""
+        result does so if it is not. What that gives waits for the end of the search, and starts to
+        untie equal layers. The answer waits for the end of both."""
         if self.intra != "tapas":
             small, node_class = fold(mesh.problem)
             # Others may still get better, where equal layers are untied.
@@ -264,7 +269,7 @@ class IlpShardAnnotate(Pass):
         answer = tapas.search(
             mesh, settings, time_limit=self.time_limit, gap=self.gap, workers=workers
         )
-        return lambda: answer
+        return lambda: lambda: answer
 
     def _begun(
         self,
@@ -282,9 +287,7 @@ class IlpShardAnnotate(Pass):
             if self.solver is not None:  # It may hold what cannot be sent to a process.
                 return Workers(0).submit(_checked, self.solver, problem)
             settings = {"time_limit": self.time_limit, "branch_gap": self.gap, "known": known}
-            found = workers.worth(problem.num_variables).share(
-                partial(ilp.solve, problem, **settings)
-            )
+            found = workers.share(partial(ilp.solve, problem, **settings))
             if of is not None and found.done() and found.exception() is None:
                 self._check_useful(of, found.result())
             return found
@@ -300,26 +303,31 @@ class IlpShardAnnotate(Pass):
 
     def _untied(
         self, problem: Problem, choice: Sequence[int], solved: Solved, workers: Workers
-    ) -> Solution | None:
-        """What is better than an assignment that shards equal layers alike, or a proof that it is
-        good enough; None if the problem is large, or memory decides.
+    ) -> Callable[[], Solution | None]:
+        """Starts to find what is better than an assignment that shards equal layers alike, or a
+        proof that it is good enough. The result is None if the problem is large, or memory decides.
 
         Without memory, large problems are solved in seconds. What is found holds if it fits, and
         its bound holds anyway.
         """
         if problem.num_variables > UNTIED_VARIABLES:
-            return None
-        free = self._begun(replace(problem, usages=()), solved, workers, choice)().result()
-        peak = Memory(problem).peak(free.choice)[0]
-        if peak > problem.memory_limit:
-            peak, objective = Memory(problem).peak(choice)[0], problem.cost(choice)
-            bound = min(free.bound, objective)
-            free = replace(free, choice=tuple(choice), objective=objective, bound=bound)
-            if free.status == "time_limit":
-                return None
-        found = replace(free, peak_bytes=peak)
-        verify(problem, found)
-        return found
+            return lambda: None
+        begun = self._begun(replace(problem, usages=()), solved, workers, choice)()
+
+        def wait() -> Solution | None:
+            free = begun.result()
+            peak = Memory(problem).peak(free.choice)[0]
+            if peak > problem.memory_limit:
+                peak, objective = Memory(problem).peak(choice)[0], problem.cost(choice)
+                bound = min(free.bound, objective)
+                free = replace(free, choice=tuple(choice), objective=objective, bound=bound)
+                if free.status == "time_limit":
+                    return None
+            found = replace(free, peak_bytes=peak)
+            verify(problem, found)
+            return found
+
+        return wait
 
     def _solved(
         self,
@@ -328,48 +336,70 @@ class IlpShardAnnotate(Pass):
         of_folded: Future[Solution],
         solved: Solved,
         workers: Workers,
+    ) -> Answer:
+        """Waits for the folded problem, and starts what is left to do: to untie equal layers, or,
+        without `fold`, to solve the whole problem."""
+        with _located(mesh):
+            folded = of_folded.result()
+            choice = unfold(folded.choice, node_class)
+            tied = replace(folded, choice=tuple(choice))
+            if len(set(node_class)) == len(node_class):
+                return partial(self._answer, mesh, tied, None)
+            if self.fold:
+                wait = self._untied(mesh.problem, choice, solved, workers)
+            else:
+                wait = self._begun(mesh.problem, solved, workers, choice)().result
+        return partial(self._answer, mesh, tied, wait)
+
+    def _answer(
+        self,
+        mesh: MeshProblem,
+        tied: Solution,
+        wait: Callable[[], Solution | None] | None,
         remark: Remark,
     ) -> tuple[list[int], SolverReport]:
-        """A mesh's assignment, from the folded problem's or, without `fold`, from the whole one."""
-        is_folded = len(set(node_class)) < len(node_class)
-        is_whole = not is_folded
-        try:
-            solution = folded = of_folded.result()
-            choice = unfold(solution.choice, node_class)
-            if is_folded and not self.fold:
-                begun = self._begun(mesh.problem, solved, workers, choice)
-                solution, is_whole = begun().result(), True
-                choice = list(solution.choice)
-            elif is_folded:
-                untied = self._untied(mesh.problem, choice, solved, workers)
-                if untied is not None:
-                    solution, is_whole = untied, True
-                    choice = list(untied.choice)
-        except OutOfMemoryError as error:
-            raise mesh.out_of_memory(error) from error
-        except TimeoutError as error:  # No assignment that fits was found in time.
-            message = f"no sharding for {mesh.name}: {error}"
-            raise NoRoomError(mesh.function, message, missing=None) from error
-        except (InfeasibleError, SolverFailedError) as error:
-            raise PassError(mesh.function, f"no sharding for {mesh.name}: {error}") from error
+        """A mesh's assignment, of the whole problem.
+
+        Args:
+            mesh: the mesh.
+            tied: the one in which equal layers are alike.
+            wait: gives a better one, if there is one; None: no layers are equal.
+            remark: what a user is told.
+        """
+        with _located(mesh):
+            untied = None if wait is None else wait()
+        solution, is_whole = untied or tied, wait is None or untied is not None
         self._check_useful(mesh, solution)
-        tied = "" if is_whole else " of plans that shard equal layers alike"
+        of_tied = "" if is_whole else " of plans that shard equal layers alike"
         if solution.status == "time_limit":
             remark(
                 mesh.function.location,
                 f"{mesh.name}: time-limit reached with a plan of {solution.objective:.3g} s "
-                f"per step, at most {solution.gap:.1%} above the optimum{tied}",
+                f"per step, at most {solution.gap:.1%} above the optimum{of_tied}",
             )
-        if is_folded and not self.fold:
+        if wait is not None and not self.fold:
             remark(
                 mesh.function.location,
                 f"{mesh.name}: tying equal layers would cost "
-                f"{folded.objective / solution.objective - 1:.2%} of the step",
+                f"{tied.objective / solution.objective - 1:.2%} of the step",
             )
-        report = mesh.report(
-            self.intra, solution, is_whole=is_whole, folded=folded if is_folded else None
-        )
-        return choice, report
+        folded = None if wait is None else tied
+        report = mesh.report(self.intra, solution, is_whole=is_whole, folded=folded)
+        return list(solution.choice), report
+
+
+@contextmanager
+def _located(mesh: MeshProblem) -> Generator[None]:
+    """Errors of solvers as located ones."""
+    try:
+        yield
+    except OutOfMemoryError as error:
+        raise mesh.out_of_memory(error) from error
+    except TimeoutError as error:  # No assignment that fits was found in time.
+        message = f"no sharding for {mesh.name}: {error}"
+        raise NoRoomError(mesh.function, message, missing=None) from error
+    except (InfeasibleError, SolverFailedError) as error:
+        raise PassError(mesh.function, f"no sharding for {mesh.name}: {error}") from error
 
 
 def _checked(solver: Solver, problem: Problem) -> Solution:

@@ -46,7 +46,7 @@ def search(
         time_limit=time_limit,
         gap=gap,
     )
-    pending = workers.worth(mesh.problem.num_variables).share(call)
+    pending = workers.share(call)
     return partial(_answer, mesh, settings, pending)
 
 

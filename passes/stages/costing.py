@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -35,10 +34,6 @@ from alpa.passes.tried import SubmeshOutcome, TriedSubmesh
 from alpa.passes.workers import Workers
 
 Question = Literal["bound", "costs"]
-
-WORTH = 10_000
-"""Ops of all classes, times the meshes that may be asked about, that are worth a process: it takes
-0.3 to 1 s to start."""
 
 _SLOW = 2.0
 """On a mesh on which forward runs take so many times an even split, backward runs are not bounded:
@@ -64,8 +59,6 @@ class Costing:
     """Costs of a solver's classes, wherever there is a process to find them."""
 
     solver: ClassSolver
-    worth: int = WORTH
-    """ops times meshes from which on processes are used"""
     folder: CostsFolder | None = None
     """where answers are kept for later searches"""
     before: Costing | None = None
@@ -104,9 +97,7 @@ class Costing:
 
     def where(self, workers: Workers, meshes: int) -> Workers:
         """The processes if so many meshes of the classes are worth them, else none."""
-        enough = -(-self.worth // meshes)
-        ops = sum(1 for _ in islice(walk(self.solver.classes.module.body), enough))
-        return workers if ops >= enough else Workers(0)
+        return workers.worth(walk(self.solver.classes.module.body), meshes)
 
     def prepare(self, workers: Workers, submeshes: Sequence[Submesh]) -> None:
         """Has processes read the classes' programs while this one finds what one device does, and

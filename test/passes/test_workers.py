@@ -50,9 +50,18 @@ def test_solutions_come_in_the_order_asked_for(count):
 
 def test_prepared_processes_take_calls():
     with Workers(1) as workers:
-        workers.prepare("alpa.passes.solve.sharding.ilp", ops=10_000, calls=4)
+        workers.prepare("alpa.passes.solve.sharding.ilp", calls=4)
         found = workers.submit(solve, random_problem(0)).result()
     assert found.choice == solve(random_problem(0)).choice
+
+
+def test_much_work_is_worth_a_process_and_all_work_where_there_is_one():
+    with Workers(1) as workers:
+        assert workers.worth(range(9_999), 1).count == 0
+        assert workers.worth(range(2_499), 4).count == 0
+        assert workers.worth(range(2_500), 4) is workers
+        workers.submit(solve, random_problem(0)).result()
+        assert workers.worth([], 1) is workers
 
 
 @pytest.mark.parametrize("count", [0, 1])

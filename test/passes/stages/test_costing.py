@@ -117,7 +117,7 @@ def test_a_process_finds_the_same_costs_as_this_one(solver: ClassSolver) -> None
     """The custom call's rule is registered in this process only."""
     solver = with_memory(solver, 1 << 14)
     with Workers(1) as workers:
-        there = Costing(solver=solver, worth=0).begin(workers, (1, 4, (2, 2)), inf)()
+        there = Costing(solver=solver).begin(workers, (1, 4, (2, 2)), inf)()
     here = Costing(solver=solver).begin(Workers(0), (1, 4, (2, 2)), inf)()
     assert len(here) == len(there) == 1 + len(PRICES)
     for mine, other in zip(here, there, strict=True):
@@ -203,7 +203,7 @@ def test_a_problem_is_the_same_after_its_bounds(training: ClassSolver) -> None:
 @pytest.mark.parametrize("count", [0, 1])
 def test_meshes_are_bounded_before_they_are_costed(training: ClassSolver, count: int) -> None:
     solver = replace(training)  # without what other tests have posed
-    costing, mesh = Costing(solver=solver, worth=0), (1, 4, (2, 2))
+    costing, mesh = Costing(solver=solver), (1, 4, (2, 2))
     even = costing.work.split((2, 2)).by_class[:2]
     with Workers(count) as workers:
         found = costing.begin_bound(workers, mesh, even)()
@@ -219,7 +219,7 @@ def test_meshes_are_bounded_before_they_are_costed(training: ClassSolver, count:
 
 def test_a_process_poses_ahead_what_is_asked_first(training: ClassSolver) -> None:
     solver = replace(training)  # without what other tests have posed
-    costing, mesh = Costing(solver=solver, worth=0), (1, 4, (2, 2))
+    costing, mesh = Costing(solver=solver), (1, 4, (2, 2))
     even = costing.work.split((2, 2)).by_class[:2]
     with Workers(1) as workers:
         costing.prepare(workers, [mesh, (1, 4, (4,))])
@@ -227,7 +227,7 @@ def test_a_process_poses_ahead_what_is_asked_first(training: ClassSolver) -> Non
         assert mesh not in solver.posed  # The process that has posed it answers.
         (fastest, *_) = costing.begin(workers, mesh, inf)()
         assert mesh not in solver.posed
-    expected = Costing(solver=solver, worth=0).begin_bound(Workers(0), mesh, even)()
+    expected = Costing(solver=solver).begin_bound(Workers(0), mesh, even)()
     np.testing.assert_array_equal(found.seconds, expected.seconds)
     np.testing.assert_array_equal(fastest.by_class, training.pose(*mesh).solve(PRICES)[0].by_class)
 
