@@ -100,6 +100,13 @@ class Workers:
             process.kill()
             process.wait()
 
+    def cancel(self) -> None:
+        """Cancels the calls that nobody has taken."""
+        with self._changed:
+            calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+
     def drop(self) -> None:
         """Ends the calls that have not ended, with the processes that run one; others stay."""
         while True:
@@ -359,7 +366,7 @@ class _Call(Future[T]):
 def workers_of(shared: Workers | None, count: int | Literal["auto"]) -> Generator[Workers]:
     """A pass's processes: those of a driver, or so many of its own.
 
-    At the end, those of the driver have no call of the pass.
+    At the end, those of the driver have no call of the pass but those that they were just running.
 
     Raises:
         OptionError: the number is negative.
@@ -370,8 +377,10 @@ def workers_of(shared: Workers | None, count: int | Literal["auto"]) -> Generato
         return
     try:
         yield shared
-    finally:
+    except BaseException:
         shared.drop()
+        raise
+    shared.cancel()
 
 
 def imported(*modules: str) -> None:

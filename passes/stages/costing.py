@@ -65,10 +65,14 @@ class Costing:
     """of the same layers before they were rematerialised"""
     read: list[Submesh] = field(default_factory=list[Submesh])
     """the meshes whose answers were in the folder"""
-    _ended: dict[tuple[str, Submesh], Future[_Answer]] = field(
-        default_factory=dict[tuple[str, Submesh], "Future[_Answer]"]
+    _begun: dict[tuple[Question, Submesh], Future[_Answer]] = field(
+        default_factory=dict[tuple[Question, Submesh], "Future[_Answer]"]
     )
     """by what was asked of which mesh"""
+    _ended: dict[tuple[Question, Submesh], Future[_Answer]] = field(
+        default_factory=dict[tuple[Question, Submesh], "Future[_Answer]"]
+    )
+    """those of them that somebody has waited for"""
     _last: dict[Submesh, Future[Any]] = field(default_factory=dict[Submesh, "Future[Any]"])
     """what was asked last of a mesh; its problem is where that was found"""
 
@@ -162,8 +166,10 @@ class Costing:
                 there = partial(_answer_sent, self._sent, what, submesh, given)
             known = (it._last.get(submesh) for it in (self, self.before) if it is not None)
             near = next((last for last in known if last is not None), None)
-            begun = workers.share(there, here=here, near=near)
-            self._last[submesh] = begun
+            begun = self._begun.get((what, submesh))
+            if begun is None or _is_lost(begun):
+                begun = workers.share(there, here=here, near=near)
+                self._begun[what, submesh] = self._last[submesh] = begun
 
         def finish() -> Costs | LeastSeconds:
             self._ended[what, submesh] = begun
@@ -292,6 +298,12 @@ def _outcome(
         return "only", "every cut uses it"
     bound = "compute and collectives" if answers else "compute"
     return "pruned", f"no cut that uses it is faster, by lower bounds of its {bound}"
+
+
+def _is_lost(begun: Future[_Answer]) -> bool:
+    """Whether a search that nobody waited for has ended without an answer, perhaps because its
+    process was ended."""
+    return begun.done() and (begun.cancelled() or begun.exception() is not None)
 
 
 def _work(solver: ClassSolver) -> Work:

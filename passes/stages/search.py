@@ -150,6 +150,7 @@ class Search:
         if only is not None and not self._may_not_fit(only.one):
             meshes, only = [only], None
         self._offer(meshes)
+        pending: list[MeshCandidates] = []
         while True:
             offers = [(it, mesh) for mesh in meshes for it in mesh.candidates()]
             candidates = [it for it, _ in offers]
@@ -205,8 +206,9 @@ class Search:
                 for one in ones:
                     if one.again is None:
                         self._planned_on_one_device(one.rematerialise)
-            ahead = self._begin_next(problem, stages, offers, wanted, ones[0].workers)
-            for mesh in [*wanted, *ahead]:
+            awaited = dict.fromkeys([*wanted, *pending])
+            pending = self._begin_next(problem, stages, offers, awaited, ones[0].workers)
+            for mesh in awaited:
                 mesh.finish()
                 known = sum(one.is_known for one in every)
                 self.program.show(f"costs of {known} of at most {len(every)} meshes")
@@ -246,9 +248,11 @@ class Search:
         workers: Workers,
     ) -> list[MeshCandidates]:
         """Begins with what the search is about to ask for: of the meshes with which a step takes
-        least, by bounds, so many that no process waits while the wanted ones are found.
+        least, by bounds, so many that no process waits while the wanted ones are found, and while
+        the next stage DP is solved.
 
-        All of them are waited for, so that what is known does not depend on the processes' speed.
+        They are waited for behind that DP, so that what is known does not depend on the processes'
+        speed.
         """
         found: dict[MeshCandidates, None] = {}
         if not workers.count or problem.equal_meshes is not None:

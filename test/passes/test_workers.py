@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -250,6 +250,20 @@ def test_a_pass_leaves_the_processes_of_its_driver(count):
             assert shared.submit(os.getpid).result()
     with workers_of(None, count) as own:
         assert own.submit(os.getpid).result()
+
+
+def test_at_the_end_of_a_pass_its_processes_end_what_they_run():
+    with Workers(1) as shared:
+        with workers_of(shared, "auto") as workers:
+            runs, waits = workers.submit(time.sleep, 0.01), workers.submit(os.getpid)
+            while not runs.running():
+                time.sleep(0.001)
+        assert waits.cancelled() or waits.result()  # The process may have been fast.
+        assert runs.result() is None
+        with suppress(KeyError), workers_of(shared, "auto") as workers:
+            lost = workers.submit(time.sleep, 60)
+            raise KeyError
+        assert lost.done()
 
 
 def test_processes_have_their_environment_and_log(tmp_path):

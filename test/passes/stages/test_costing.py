@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
@@ -215,6 +216,26 @@ def test_meshes_are_bounded_before_they_are_costed(training: ClassSolver, count:
     assert np.all(found.seconds >= even.sum(axis=0))
     assert np.all(found.seconds <= (1 + 1e-9) * both)
     np.testing.assert_allclose(found.seconds, both, rtol=0.15)
+
+
+def test_what_nobody_waited_for_is_asked_once_more_only_if_it_was_lost(
+    training: ClassSolver,
+) -> None:
+    costing, mesh = Costing(solver=replace(training)), (1, 4, (2, 2))
+    even = costing.work.split((2, 2)).by_class[:2]
+    with Workers(1) as workers:
+        costing.begin_bound(workers, mesh, even)
+        assert not costing.knows("bound", mesh)
+        begun = costing._begun["bound", mesh]
+        found = costing.begin_bound(workers, mesh, even)()
+        assert found is begun.result().found
+        assert costing.knows("bound", mesh)
+        workers.submit(time.sleep, 60)
+        costing.begin(workers, mesh, inf)
+        workers.drop()
+        assert costing._begun["costs", mesh].done()
+        costs = costing.begin(workers, mesh, inf)()
+    assert np.all(found.seconds <= (1 + 1e-9) * costs[0].by_class[:2].sum(axis=0))
 
 
 def test_a_process_poses_ahead_what_is_asked_first(training: ClassSolver) -> None:
