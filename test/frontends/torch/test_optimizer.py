@@ -115,7 +115,14 @@ def test_parameters_that_are_not_trained_are_left_out() -> None:
         assert difference.ok, (name, difference)
 
 
-@pytest.mark.parametrize("way", ["foreach", "fused", "capturable"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "fused",
+        pytest.param("foreach", marks=pytest.mark.slow),
+        pytest.param("capturable", marks=pytest.mark.slow),
+    ],
+)
 def test_how_pytorch_runs_a_step_does_not_matter(way: str) -> None:
     module, _, _ = problem()
     grads = {n: np.ones(tuple(p.shape), np.float32) for n, p in module.named_parameters()}
