@@ -275,12 +275,12 @@ def _of_equation(
     if differs and any(draws(a.jaxpr, b.jaxpr) for a, b in _body_pairs(eqn, counterpart)):
         # Inside a loop or a branch, all numbers are drawn from the folded keys. Numbers that
         # samples share have no marker there, and the proof finds them mixed.
-        marked_eqn = eqn.replace(params=_with_marks(eqn, counterpart))
-        drawn = _as_function(jaxpr, marked_eqn)(micro)
+        params, flags = _with_marks(eqn, counterpart, [value.differs for value in inputs])
+        drawn = _as_function(jaxpr, eqn.replace(params=params))(micro)
         kept = _as_function(jaxpr, eqn)(step)
         return [
-            _Versions(a, b if _may_be_key(var.aval) else a)
-            for var, a, b in zip(eqn.outvars, drawn, kept, strict=True)
+            _Versions(a, b if flag and _may_be_key(var.aval) else a)
+            for var, a, b, flag in zip(eqn.outvars, drawn, kept, flags, strict=True)
         ]
     results = _as_function(jaxpr, eqn)(step)
     if not differs:
@@ -296,9 +296,29 @@ def _may_be_key(aval: Any) -> bool:
     )
 
 
-def _with_marks(eqn: JaxprEqn, counterpart: JaxprEqn) -> dict[str, Any]:
-    """The parameters of a loop or a branch whose bodies mark the numbers drawn for samples."""
-    marked = iter([_marked(a, b) for a, b in _body_pairs(eqn, counterpart)])
+def _with_marks(
+    eqn: JaxprEqn, counterpart: JaxprEqn, differs: Sequence[bool]
+) -> tuple[dict[str, Any], list[bool]]:
+    """The parameters of a loop or a branch whose bodies mark the numbers drawn for samples.
+
+    Also says for each result whether it depends on folded keys, as `differs` says of the operands.
+    A value that a loop carries does if it does before the loop and after each iteration.
+    """
+    name, params, pairs = eqn.primitive.name, eqn.params, _body_pairs(eqn, counterpart)
+    if name == "scan":
+        first, end = params["num_consts"], params["num_consts"] + params["num_carry"]
+        carry, rows = [*differs[first:end]], differs[end:]
+        body, carry, found = _marked_loop(*pairs[0], differs[:first], carry, rows)
+        return {**params, "jaxpr": body}, [*carry, *found]
+    if name == "while":
+        bodies = [(params[key], counterpart.params[key]) for key in ("cond_jaxpr", "body_jaxpr")]
+        first, end = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        body, carry, _ = _marked_loop(*bodies[1], differs[first:end], [*differs[end:]], [])
+        condition, _ = _marked(*bodies[0], [*differs[:first], *carry])
+        return {**params, "cond_jaxpr": condition, "body_jaxpr": body}, carry
+    # The first operand of `cond` chooses a branch. The others are the operands of the branches.
+    found = [_marked(a, b, differs[len(differs) - len(a.jaxpr.invars) :]) for a, b in pairs]
+    marked = iter([body for body, _ in found])
 
     def replaced(value: Any) -> Any:
         if isinstance(value, ClosedJaxpr):
@@ -311,24 +331,51 @@ def _with_marks(eqn: JaxprEqn, counterpart: JaxprEqn) -> dict[str, Any]:
             return tuple(next(marked) for _ in value)
         return value
 
-    return {name: replaced(value) for name, value in eqn.params.items()}
+    flags = [all(each) for each in zip(*(flags for _, flags in found), strict=True)]
+    return {name: replaced(value) for name, value in params.items()}, flags
 
 
-def _marked(jaxpr: ClosedJaxpr, other: ClosedJaxpr) -> ClosedJaxpr:
+def _marked_loop(
+    body: ClosedJaxpr,
+    other: ClosedJaxpr,
+    consts: Sequence[bool],
+    carry: list[bool],
+    rows: Sequence[bool],
+) -> tuple[ClosedJaxpr, list[bool], list[bool]]:
+    """The marked body of a loop, and what depends on folded keys: what it carries, and its rows."""
+    while True:
+        marked, flags = _marked(body, other, [*consts, *carry, *rows])
+        after = [a and b for a, b in zip(carry, flags, strict=False)]
+        if after == carry:
+            return marked, carry, flags[len(carry) :]
+        carry = after
+
+
+def _marked(
+    jaxpr: ClosedJaxpr, other: ClosedJaxpr, differs: Sequence[bool]
+) -> tuple[ClosedJaxpr, list[bool]]:
+    """A body with marks, and for each result whether it depends on folded keys."""
+    flags: list[bool] = []
+
     def run(*arguments: Any) -> list[Any]:
         # Both versions are the folded one here, under different names.
-        given = [_Folded(value, value) for value in arguments]
-        return [result.micro for result in _both_versions(jaxpr, other, given)]
+        pairs = zip(arguments, differs, strict=True)
+        given = [
+            _Folded(value, value) if flag else _Versions(value, value) for value, flag in pairs
+        ]
+        results = _both_versions(jaxpr, other, given)
+        flags[:] = [result.differs for result in results]
+        return [result.micro for result in results]
 
     structs = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
         for aval in jaxpr.in_avals
     ]
-    return jax.make_jaxpr(run)(*structs)
+    return jax.make_jaxpr(run)(*structs), flags
 
 
 class _Folded(_Versions):
-    """A value inside a loop, which has the folded version only."""
+    """A value inside a loop that depends on folded keys. It has the folded version only."""
 
     @property
     def differs(self) -> bool:
