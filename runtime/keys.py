@@ -29,6 +29,9 @@ from alpa.runtime.markers import mark_random
 _INLINED = frozenset({"jit", "pjit", "custom_jvp_call", "custom_vjp_call"})
 _DRAWS = frozenset({"random_bits", "random_gamma", "rng_bit_generator", "rng_uniform"})
 
+_CHECKPOINT = jax.make_jaxpr(jax.checkpoint(lambda x: x))(0.0).eqns[0].primitive
+"""`jax.checkpoint`; its name differs between versions of JAX."""
+
 
 class OtherProgramError(ValueError):
     """A function has different operations for a micro-batch than for the whole batch."""
@@ -127,7 +130,8 @@ def drawn_in_micro_batches(
 
     Raises:
         OtherProgramError: the two have different operations.
-        ValueError: numbers are drawn for samples inside a loop or a branch.
+        ValueError: numbers are drawn for samples inside a branch, a `while`, or a `scan` over
+            samples.
     """
 
     def run(*arrays: Any) -> list[Any]:
@@ -142,6 +146,7 @@ def drawn_in_micro_batches(
     return run
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Drawn:
     """A value, and its versions in the micro-batches if it depends on their keys."""
@@ -158,7 +163,9 @@ def _drawn(
         known[var] = _Drawn(const)
 
     def read(atom: Any) -> _Drawn:
-        return _Drawn(atom.val) if isinstance(atom, JaxprLiteral) else known[atom]
+        if isinstance(atom, JaxprLiteral):
+            return _Drawn(np.asarray(atom.val, cast(ShapedArray, atom.aval).dtype))
+        return known[atom]
 
     for eqn, counterpart in equations(whole.jaxpr, micro.jaxpr):
         inputs = [read(atom) for atom in eqn.invars]
@@ -167,9 +174,13 @@ def _drawn(
             [_of_micro_batch(m, *each) for each in read_by]
             for m in range(number if any(value.micro for value in inputs) else 0)
         ]
-        if eqn.primitive.name in _INLINED:
-            (inner,), (other,) = _bodies(eqn), _bodies(counterpart)
+        pairs = _body_pairs(eqn, counterpart)
+        draws_inside = bool(versions) and any(draws(a.jaxpr, b.jaxpr) for a, b in pairs)
+        if eqn.primitive.name in _INLINED or (draws_inside and eqn.primitive is _CHECKPOINT):
+            ((inner, other),) = pairs
             results = _drawn(inner, other, inputs, number)
+        elif draws_inside and _is_same_scan(eqn, counterpart):
+            results = _drawn_in_scan(eqn, counterpart, inputs, number)
         elif eqn.primitive.name in _DRAWS:
             dim = _grows(eqn, counterpart)
             if dim is None or not versions:
@@ -179,7 +190,7 @@ def _drawn(
                 parts = zip(*(draw(version) for version in versions), strict=True)
                 results = [_Drawn(jax.numpy.concatenate(part, axis=dim)) for part in parts]
         else:
-            if versions and any(draws(a.jaxpr, b.jaxpr) for a, b in _body_pairs(eqn, counterpart)):
+            if draws_inside:
                 raise ValueError(
                     f"numbers are drawn for the samples inside {eqn.primitive.name}; pass the "
                     "function to compare the plan with (reference=f)"
@@ -192,6 +203,51 @@ def _drawn(
             ]
         known.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in whole.jaxpr.outvars]
+
+
+def _is_same_scan(eqn: JaxprEqn, counterpart: JaxprEqn) -> bool:
+    """Whether both are `lax.scan`, over equally many rows in the same order."""
+    return eqn.primitive.name == "scan" and all(
+        eqn.params[name] == counterpart.params[name]
+        for name in ("length", "reverse", "num_consts", "num_carry")
+    )
+
+
+def _drawn_in_scan(
+    eqn: JaxprEqn, counterpart: JaxprEqn, inputs: Sequence[_Drawn], number: int
+) -> list[_Drawn]:
+    """The results of a `lax.scan` at the whole batch whose body draws numbers for samples.
+
+    The loop carries the versions of a value if it starts with some, or gets some in an iteration.
+    """
+    whole, micro = eqn.params["jaxpr"], counterpart.params["jaxpr"]
+    first = eqn.params["num_consts"]
+    end = first + eqn.params["num_carry"]
+    variables = [*zip(whole.jaxpr.invars, micro.jaxpr.invars, strict=True)][first:end]
+
+    def with_versions(values: Sequence[_Drawn], wanted: Sequence[_Drawn]) -> list[_Drawn]:
+        return [
+            _Drawn(value.step, tuple(_of_micro_batch(m, value, *pair) for m in range(number)))
+            if like.micro is not None
+            else value
+            for value, like, pair in zip(values, wanted, variables, strict=True)
+        ]
+
+    def body(carry: list[_Drawn], row: list[_Drawn]) -> tuple[list[_Drawn], list[_Drawn]]:
+        results = _drawn(whole, micro, [*inputs[:first], *carry, *row], number)
+        # A version that the loop carries stays one.
+        return with_versions(results[: end - first], carry), results[end - first :]
+
+    row = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), [*inputs[end:]])
+    carry = [*inputs[first:end]]
+    while True:
+        after, _ = jax.eval_shape(body, carry, row)
+        if all((a.micro is None) == (b.micro is None) for a, b in zip(after, carry, strict=True)):
+            break
+        carry = with_versions(carry, after)
+    length, reverse = eqn.params["length"], eqn.params["reverse"]
+    last, rows = jax.lax.scan(body, carry, [*inputs[end:]], length=length, reverse=reverse)
+    return [*last, *rows]
 
 
 def _of_micro_batch(m: int, value: _Drawn, atom: Any, counterpart: Any) -> Any:
