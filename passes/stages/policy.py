@@ -233,7 +233,17 @@ class AnyMeshes:
             found = placement.submeshes(*hosts)
         else:
             found = placement.few_submeshes(*hosts, self.num_stages or program.num_layers)
-        return found if self.over_hosts else [(n, m) for n, m in found if n == 1]
+        return self._allowed(kind, found)
+
+    def _allowed(
+        self, kind: Cluster, submeshes: Sequence[tuple[int, int]]
+    ) -> Sequence[tuple[int, int]]:
+        """Those that lie inside a host, if they must, and divide one, if all stages are equal."""
+        each = kind.devices_per_host
+        equal = self.mesh_shape is not None or self.equal_layers or self.equal_meshes
+        return [
+            (n, m) for n, m in submeshes if (n == 1 or self.over_hosts) and not (equal and each % m)
+        ]
 
     def _has_room(self, program: Clustered, size: int) -> bool:
         """Whether a mesh may have so many devices, if each other stage has one at least."""
@@ -246,10 +256,10 @@ class AnyMeshes:
         for kind in program.cluster.kinds:
             sizes = self._sizes(program, kind)
             every = placement.submeshes(kind.hosts, kind.devices_per_host)
-            if not self.over_hosts:
-                if any(n > 1 and self._has_room(program, n * m) for n, m in every):
-                    yield Dropped(what=OVER_HOSTS, reason=WITHIN)
-                every = [(n, m) for n, m in every if n == 1]
+            over = (n * m for n, m in every if n > 1)
+            if not self.over_hosts and any(self._has_room(program, size) for size in over):
+                yield Dropped(what=OVER_HOSTS, reason=WITHIN)
+            every = self._allowed(kind, every)
             if len(sizes) < len(every):
                 tried = ", ".join(f"{n}x{m}" for n, m in sizes)
                 reason = f"a cluster of {kind.hosts} hosts has too many to try all"

@@ -135,7 +135,7 @@ class SharedMeshes:
         """The numbers of equal meshes that are all of the cluster, with each logical shape."""
         (kind,) = program.cluster.kinds
         for n, m in placement.submeshes(kind.hosts, kind.devices_per_host):
-            if kind.hosts % n or (n > 1 and not self.over_hosts):
+            if kind.hosts % n or kind.devices_per_host % m or (n > 1 and not self.over_hosts):
                 continue
             meshes = kind.hosts * kind.devices_per_host // (n * m)
             for shape in logical_shapes(n, m, self.mesh_rank):

@@ -1,4 +1,4 @@
-"""Stages of 1, 2, 3 and 6 devices on hosts of three and six; their steps equal plain JAX."""
+"""Stages of 1 to 6 devices on hosts of three, six and seven; their steps equal plain JAX."""
 
 from __future__ import annotations
 
@@ -37,6 +37,12 @@ def train_step(weights: Any, x: jax.Array) -> Any:
             "cpu:1x6",
             {"force": ["layers 0-0 on 1x1", "layers 1-2 on 1x3", "layers 3-5 on 1x2"]},
             [(3,), (0, 1, 2), (4, 5)],
+        ),
+        ("cpu:1x3", {"num_stages": 2}, [(2,), (0, 1)]),
+        (
+            "cpu:1x7",
+            {"force": ["layers 0-1 on 1x2", "layers 2-5 on 1x5"]},
+            [(5, 6), (0, 1, 2, 3, 4)],
         ),
         (
             "cpu:2x3",

@@ -312,10 +312,22 @@ def test_hosts_of_six_devices() -> None:
     found = meshes("cluster=cpu:1x6 num-stages=3 fixed-stages=0-0:1x1,1-1:1x3")
     assert [shape for shape, _ in found] == [(1,), (3,), (2,)]
     found = meshes("cluster=cpu:1x6 num-stages=2")
+    assert [shape for shape, _ in found] == [(2,), (2, 2)]
+    found = meshes("cluster=cpu:1x6 num-stages=2 equal-layers=true")
     assert [shape for shape, _ in found] == [(3,)] * 2
     found = meshes("cluster=cpu:2x6 mesh-shape=3", layers=4)
     assert [shape for shape, _ in found] == [(3,)] * 4
     assert [shape for shape, _ in meshes("cluster=cpu:2x6 mesh-shape=3x2")] == [(3, 2), (3, 2)]
+
+
+def test_stages_of_a_single_host_have_any_number_of_its_devices() -> None:
+    found = meshes("cluster=cpu:1x3 num-stages=2")
+    assert sorted(shape for shape, _ in found) == [(1,), (2,)]
+    found = meshes("cluster=cpu:1x7+cpu:1x4 num-stages=3 fixed-stages=1-1:1x5,2-2:1x2")
+    assert [np.prod(shape) for shape, _ in found] == [4, 5, 2]
+    message = "mesh-shape 2x2 has 4 devices; the submeshes of 1x6 have 1, 2, 3, 6"
+    with pytest.raises(ir.MLIRError, match=message):
+        meshes("cluster=cpu:1x6 mesh-shape=2x2")
 
 
 @pytest.mark.parametrize(

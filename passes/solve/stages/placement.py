@@ -2,7 +2,8 @@
 
 Submeshes are (1, s) inside a host, where s divides the M devices of a host, or (n, M) of whole
 hosts. Any submeshes that have k M devices together fill k hosts exactly, and none crosses a host's
-end. The paper's theorem says so of powers of two; `_always_fill` extends it to other sizes.
+end. The paper's theorem says so of powers of two; `_always_fill` extends it to other sizes. A
+single host is filled by any sizes that have M devices together, so there s need not divide M.
 
 Hosts of different kinds are groups (`Group`): a mesh lies inside one of them, and stages on a group
 follow one another. Hosts may be left idle then, but none in part.
@@ -23,6 +24,11 @@ from typing import NamedTuple
 MOST_ORDERS = 24
 """Of hosts. Where there are more, hosts of a kind stay together. Of more than four kinds, which
 have more orders still, the given order is rotated and reversed."""
+
+MOST_SIZES = 15
+"""On a single host of so many devices or fewer, a stage may have any number of them. The host then
+has at most 16 meshes (sizes and logical shapes of one or two axes); one of 24 devices would have 30
+in place of 11, and one of 72 devices 116 in place of 21."""
 
 FEW_HOSTS = 8
 """On so many hosts, all numbers of hosts are tried."""
@@ -87,22 +93,26 @@ def submeshes(hosts: int, devices_per_host: int) -> tuple[tuple[int, int], ...]:
     """(1, 1) ... (1, M), (2, M) ... (N, M): numbers of devices in a host, and of whole hosts.
 
     In a host, these are the divisors of M, such as 1, 2, 3 and 6. If M is a power of two, they are
-    the paper's. Divisors with which hosts might not be filled are left out (`_sizes_in_host`).
+    the paper's. Divisors with which hosts might not be filled are left out (`_sizes_in_host`). On
+    a single host of M <= MOST_SIZES devices, other than a power of two, they are all of 1 ... M.
     """
+    sizes: Iterable[int] = _sizes_in_host(devices_per_host)
+    if hosts == 1 and devices_per_host.bit_count() > 1 and devices_per_host <= MOST_SIZES:
+        sizes = range(1, devices_per_host + 1)
     return (
-        *((1, size) for size in _sizes_in_host(devices_per_host)),
+        *((1, size) for size in sizes),
         *((n, devices_per_host) for n in range(2, hosts + 1)),
     )
 
 
 def _sizes_in_host(devices: int) -> list[int]:
-    """Sizes with which stages always fill hosts of so many devices, ascending.
+    """Sizes with which stages always fill any number of hosts of so many devices, ascending.
 
-    A size that does not divide M is of no use: six stages of 4 devices have as many as four hosts
-    of 6, and fill none. All divisors of up to 29 devices are taken. Of some more, such as 30, 42,
-    60 or 72, some are left out: stages of 15, 10, 10, 6, 6, 6, 6 and 1 devices do not fill two
-    hosts of 30. Powers of two and the whole host stay; of the others, the larger ones are
-    preferred.
+    On several hosts, a size that does not divide M is of no use: six stages of 4 devices have as
+    many as four hosts of 6, and fill none. All divisors of up to 29 devices are taken. Of some
+    more, such as 30, 42, 60 or 72, some are left out: stages of 15, 10, 10, 6, 6, 6, 6 and 1
+    devices do not fill two hosts of 30. Powers of two and the whole host stay; of the others, the
+    larger ones are preferred.
     """
     divisors = [size for size in range(1, devices + 1) if devices % size == 0]
     found = {devices, *(size for size in divisors if size.bit_count() == 1)}
