@@ -70,6 +70,12 @@ def fourier(w: Any, x: Any, _: Any) -> Any:
     return jnp.mean(jnp.fft.irfft(spectrum * jnp.exp(1j * spectrum.real), 3, axis=1) ** 2)
 
 
+def filtered(w: Any, x: Any, _: Any) -> Any:
+    """Convolves with a filter in the frequencies; its gradient is transformed back as a sum."""
+    spectrum = jnp.fft.rfft(w[0]) * jnp.fft.rfft(x, axis=-1)
+    return jnp.mean(jnp.sin(jnp.fft.irfft(spectrum, 3, axis=-1)))
+
+
 def recurrent(w: Any, x: Any, _: Any) -> Any:
     rows = jnp.swapaxes(x, 0, 1)
 
@@ -110,6 +116,17 @@ LOSSES = (
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
 def test_a_step_of_two_micro_batches_equals_plain_jax(loss: Loss) -> None:
     check_equal(step_of(loss), W, X, CLASSES)
+
+
+@pytest.mark.parametrize("loss", [triangular, filtered], ids=lambda loss: loss.__name__)
+def test_gradients_inside_a_loop_are_sums_behind_linear_algebra(loss: Loss) -> None:
+    def step(w: Any, x: Any, classes: Any) -> Any:
+        def scaled(factor: Any) -> Any:
+            return jax.grad(lambda w: factor * loss(w, x, classes))(w)
+
+        return w - 0.1 * jax.lax.map(scaled, jnp.array([1.0, 0.5])).sum(0)
+
+    check_equal(step, W, X, CLASSES)
 
 
 @pytest.mark.parametrize("loss", [cholesky, fourier], ids=lambda loss: loss.__name__)

@@ -278,6 +278,8 @@ def apart(
 ) -> Relation:
     """Of an op that computes the dimensions `together`, and apart along the others."""
     rows = rows_among(operands)
+    if rows is None and linear and len(operands) == 1 and operands[0].of_step:
+        return without_samples(operands, linear=True)
     if rows is None:
         return unknown(op, operands)
     if rows.dim in together:

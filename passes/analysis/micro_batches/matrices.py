@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from alpa.dialects import ir
 from alpa.passes.analysis.micro_batches import indexing
 from alpa.passes.analysis.micro_batches.context import Context
-from alpa.passes.analysis.micro_batches.relation import Relation, as_rows
+from alpa.passes.analysis.micro_batches.relation import Relation, as_rows, without_samples
 
 CALLS = ("lapack_", "cusolver_", "hipsolver_", "Qr", "Eigh", "LuDecomposition")
 """Custom calls of linear algebra: dimensions in front of the last two are computed apart."""
@@ -35,6 +35,8 @@ def triangular_solve(
 ) -> Relation:
     """Linear in the right-hand sides, which are computed apart where the matrix is one for all."""
     matrix, sides = operands
+    if matrix.is_fixed and sides.of_step:
+        return without_samples([sides], [matrix], linear=True)
     rank = len(context.shape(op.operands[1]))
     apart = rank - 1 if on_left else rank - 2
     if matrix.is_fixed and (sides.kind, sides.dim) == ("rows", apart):

@@ -537,6 +537,10 @@ def _spd(x: jax.Array) -> jax.Array:
     return x[:, :, None] * x[:, None, :] + 4 * jnp.eye(x.shape[1])
 
 
+def _triangular_solve(matrix: jax.Array, sides: jax.Array) -> jax.Array:
+    return jax.lax.linalg.triangular_solve(matrix, sides, left_side=True, lower=True)
+
+
 _batch_norm = Primitive("batch_norm_inference")
 _batch_norm.def_abstract_eval(lambda x, *_, feature: x)
 
@@ -791,7 +795,17 @@ CASES: dict[str, Case] = {
     ),
     "transform of features": Case(lambda x: jnp.fft.fft(x), "x", "rows"),
     "transform of samples": Case(lambda t: jnp.fft.fft(t), "t", "mixed"),
+    "transform of a sum": Case(lambda x: jnp.fft.irfft(jnp.fft.rfft(x.mean(0)), 3), "x", "sum"),
+    "transform of a root of a sum": Case(
+        lambda x: jnp.fft.rfft(jnp.sqrt(jnp.abs(x.sum(0)))), "x", "step"
+    ),
     "cholesky": Case(lambda x: jnp.linalg.cholesky(_spd(x)), "x", "rows"),
+    "triangular solve of a sum": Case(
+        lambda w, x: _triangular_solve(jnp.diag(w), x.T @ x / x.shape[0]), "wx", "sum"
+    ),
+    "triangular solve by a sum": Case(
+        lambda x: _triangular_solve(x.T @ x, x.T @ x / x.shape[0]), "x", "step"
+    ),
     "solve": Case(lambda x: jnp.linalg.solve(_spd(x), x[:, :, None]), "x", "rows"),
     "eigenvalues of a covariance": Case(
         lambda x: jnp.linalg.eigvalsh(x.T @ x / x.shape[0]), "x", "step"
@@ -1185,6 +1199,11 @@ FAULTS: dict[str, Fault] = {
         lambda t: jnp.real(jnp.fft.fft(t)),
         "t",
         whole_is_known=False,
+    ),
+    "a solve by a sum is a sum": Fault(
+        _wrapped(matrices, "triangular_solve", lambda *_: SUM),
+        lambda x: _triangular_solve(x.T @ x, x.T @ x),
+        "x",
     ),
     "a loop that mixes at last does not": Fault(
         _wrapped(relate, "_join", lambda right, op, a, b: a),
