@@ -54,11 +54,12 @@ class RelatedStep:
         """Raises PassError where a result is not what the whole batch gives."""
         pairs = self.roles.state_pairs()
         for r, value in enumerate(self.returned):
-            reason = self.at(value).reason
+            reason, remedy = self.at(value).reason, ""
             if reason is not None:
                 place = reason.location
                 op = reason.op.partition(".")[2]
                 what = f"{op} {reason.text}, and {self._name(r)} depends on it"
+                remedy = f"{reason.remedy}, or " if reason.remedy else ""
             elif (problem := self._problem(value, is_state=r in pairs)) is not None:
                 place, what = self.place(value), f"{self._name(r)} {problem}"
             else:
@@ -66,7 +67,7 @@ class RelatedStep:
             raise PassError(
                 place,
                 f"{what}: {self.num_micro_batches} micro-batches would not give what the whole "
-                f"batch gives; {self._remedies(r)}",
+                f"batch gives; {remedy}{self._remedies(r)}",
             )
 
     def _problem(self, value: ir.Value, *, is_state: bool) -> str | None:

@@ -388,3 +388,84 @@ def test_noise_in_loops_in_loops() -> None:
     found, halves = planned(w, X, key), np.split(X, 2)
     steps = [step(w, half, jax.random.fold_in(key, m)) for m, half in enumerate(halves)]
     assert_equal(found, jax.tree.map(lambda *each: sum(each) / 2, *steps))
+
+
+def of_mean(hidden: Any) -> Any:
+    return jnp.mean(jnp.tanh(hidden))
+
+
+def of_sum(hidden: Any) -> Any:
+    return jnp.sum(hidden**2)
+
+
+def over_root(hidden: Any) -> Any:
+    return jnp.sum(hidden**2) / jnp.sqrt(hidden.shape[0])
+
+
+def terms_together(w: Any, x: Any, *terms: Any) -> Any:
+    def loss(w: Any) -> Any:
+        hidden = x @ w
+        return sum(term(hidden) for term in terms)
+
+    return w - 0.1 * jax.grad(loss)(w)
+
+
+def terms_apart(w: Any, x: Any, *terms: Any) -> Any:
+    return w - 0.1 * sum(jax.grad(lambda w, term=term: term(x @ w))(w) for term in terms)
+
+
+def in_a_loop(w: Any, x: Any) -> Any:
+    def scaled(factor: Any) -> Any:
+        return jax.grad(lambda w: over_root(factor * (x @ w)))(w)
+
+    return w - 0.1 * jax.lax.map(scaled, jnp.array([1.0, 0.5])).sum(0)
+
+
+def sums_in_a_loop(w: Any, x: Any) -> Any:
+    def scaled(factor: Any) -> Any:
+        return jax.grad(lambda w: of_sum(factor * (x @ w)))(w)
+
+    grads = jax.lax.map(scaled, jnp.array([1.0, 0.5])).sum(0)
+    return w - 0.1 * grads / jnp.sqrt(x.shape[0])
+
+
+DIVISORS: dict[str, tuple[Step, Step, Any, str, str]] = {
+    "terms of a loss": (
+        lambda w, x: terms_together(w, x, of_mean, over_root),
+        lambda w, x: terms_apart(w, x, of_mean, over_root),
+        over_root,
+        "divide makes a function of all samples, and add",
+        "if these are terms of a loss, differentiate them apart and add the gradients",
+    ),
+    "a mean and a sum": (
+        lambda w, x: terms_together(w, x, of_mean, of_sum),
+        lambda w, x: terms_apart(w, x, of_mean, of_sum),
+        None,
+        "add combines what is divided by the number of samples with what is not",
+        "if these are terms of a loss, differentiate them apart and add the gradients",
+    ),
+    "in a loop": (
+        in_a_loop,
+        sums_in_a_loop,
+        over_root,
+        "sqrt computes with a function of all samples inside a loop",
+        "move that out of the loop",
+    ),
+}
+"""A refused step, one that computes the same and is exact, the function that divides, what the
+error says of it, and the remedy."""
+
+
+@pytest.mark.parametrize("name", DIVISORS)
+def test_a_refused_divisor_is_named_and_the_remedy_works(name: str) -> None:
+    refused, exact, divides, what, remedy = DIVISORS[name]
+    with pytest.raises(PlanningError) as error:
+        parallelize(refused, 2)(W, X)
+    text = str(error.value)
+    assert what in text
+    assert remedy in text
+    if divides is not None:
+        assert f"{__file__}:{divides.__code__.co_firstlineno + 1}:" in text
+    found = parallelize(exact, 2)(W, X)
+    assert_equal(found, jax.jit(exact)(W, X))
+    assert_equal(found, jax.jit(refused)(W, X))

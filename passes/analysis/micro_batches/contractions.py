@@ -11,12 +11,12 @@ from alpa.passes.analysis.graph import combiner
 from alpa.passes.analysis.micro_batches.context import Context, is_bool
 from alpa.passes.analysis.micro_batches.relation import (
     SAME,
-    UNEVEN,
     Relation,
     as_rows,
     mixed,
     once,
     rows_among,
+    uneven,
     without_samples,
 )
 from alpa.passes.analysis.micro_batches.shapes import by_size, integer, integers
@@ -35,7 +35,7 @@ def _apart(op: ir.OpView, inputs: Operands, starts: Operands, rows: Relation | N
     if rows is None:
         return without_samples(inputs, () if linear else starts, linear=linear)
     if not (linear or all(it.is_fixed for it in starts)):
-        return mixed(op, UNEVEN)
+        return uneven(op, [*inputs, *starts])
     return as_rows(op, rows, inputs, linear=linear)
 
 

@@ -18,7 +18,6 @@ from alpa.passes.analysis.micro_batches.relation import (
     SAME,
     SIZE,
     STEP,
-    UNEVEN,
     Relation,
     Scale,
     as_rows,
@@ -27,6 +26,7 @@ from alpa.passes.analysis.micro_batches.relation import (
     mixed_among,
     rows_among,
     scale_of_sums,
+    uneven,
     unknown,
 )
 from alpa.passes.analysis.micro_batches.shapes import integer
@@ -73,7 +73,7 @@ def batch_norm_inference(context: Context, op: ir.OpView, operands: Sequence[Rel
         return problem
     _, scale, offset, mean, variance = spread
     if not (scale.is_plain and variance.is_plain):
-        return mixed(op, UNEVEN)
+        return uneven(op, [scale, variance])
     found = as_rows(op, rows, [x, offset, mean], linear=True)
     return replace(found, free=frozenset.intersection(*(it.free for it in spread)))
 
@@ -126,8 +126,7 @@ def _of_rows(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> R
         return problem
     scale = _scale(op, operands)
     if scale is None:
-        taken_out = any(it.factors for it in operands)
-        return mixed(op, _NOT_LINEAR if taken_out else UNEVEN)
+        return uneven(op, operands)
     return replace(first, splat=None).with_scale(scale)
 
 
@@ -147,12 +146,6 @@ def _beside_rows(
             text = f"computes the samples along dimension {rows.dim} with an array of the same size"
             return mixed(op, f"{text} that does not hold the same samples")
     return None
-
-
-_NOT_LINEAR = (
-    "is not linear in a function of all samples by which they were multiplied, or adds what was "
-    "multiplied by several such functions"
-)
 
 
 def _of_sums(op: ir.OpView, operands: Sequence[Relation]) -> Relation:

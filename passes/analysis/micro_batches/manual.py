@@ -29,10 +29,10 @@ from alpa.passes.analysis.graph import combiner
 from alpa.passes.analysis.micro_batches.context import Context
 from alpa.passes.analysis.micro_batches.relation import (
     POSITIONS,
-    UNEVEN,
     Dealt,
     Relation,
     mixed,
+    uneven,
     unknown,
     without_samples,
 )
@@ -85,7 +85,7 @@ def _sent(
         if crosses or it.dim in dims:
             return mixed(op, _TOGETHER)
         if not (is_linear or it.is_plain):
-            return mixed(op, UNEVEN)
+            return uneven(op, [it])
         return replace(it, root=None, splat=splat, free=it.free - dims)
     if it.kind == "sum" and differs:
         adds = is_linear and name in _ADDING

@@ -8,8 +8,9 @@ cannot derive a relation returns `mixed`, so unproven programs are refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from alpa.dialects import body, file_position, ir, sdy, terminator
 from alpa.dialects.attributes import BATCH_DIM, GRADIENT, LAYER_BOUNDARY, RANDOM, WHOLE, call_target
@@ -367,8 +368,32 @@ def _whole_op(
     if all(it.of_step for it in read):
         found = once(read)
     else:
-        found = mixed(op, "computes with samples, and with a function of all of them, inside")
+        kind = {"stablehlo.while": "loop", "sdy.manual_computation": "shard_map"}
+        within = kind.get(op.operation.name, "branch")
+        text = f"computes with a function of all samples inside a {within} that computes with "
+        text += "samples, too"
+        remedy = f"move that out of the {within}"
+        found = mixed(_first_of_step(context, op), text, remedy)
     return [it if it.is_mixed else found for it in results]
+
+
+def _first_of_step(context: Context, op: ir.OpView) -> ir.OpView:
+    """The first op inside an op's regions that makes or reads a function of all samples."""
+
+    def makers(values: Iterable[ir.Value]) -> Iterator[ir.OpView]:
+        for value in values:
+            if not isinstance(value.owner, ir.Block) and _is_inside(value, op):
+                yield value.owner.opview
+
+    def of_step(values: Iterable[ir.Value]) -> Iterator[ir.OpView]:
+        return makers(it for it in values if context.at(it).kind in ("step", "size"))
+
+    ends = [end for region in op.regions for end in terminator(region.blocks[0]).operands]
+    taken_out = [result for result, _ in context.substituted]
+    earlier, at = next(chain(makers(taken_out), of_step(ends)), None), op
+    while earlier is not None:
+        earlier, at = next(of_step(earlier.operands), None), earlier
+    return at
 
 
 def _captured(context: Context, op: ir.OpView) -> list[Relation]:

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from alpa.dialects import ir
+from alpa.dialects import file_position, ir
 
 Kind = Literal["same", "rows", "sum", "step", "size", "position", "mixed"]
 Factors = tuple[tuple[ir.Value, int], ...]
@@ -42,11 +42,12 @@ PLAIN: Scale = (0, ())
 
 @dataclass(frozen=True)
 class Reason:
-    """The op that mixes samples, and a sentence about it."""
+    """The op that mixes samples, a sentence about it, and what else a user can do, if anything."""
 
     location: ir.Location
     op: str
     text: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,15 +192,44 @@ POSITIONS = (
     "computes with the numbers that samples have in the batch (arange), which differ from those in "
     "a micro-batch"
 )
-UNEVEN = (
-    "is not linear in a number that depends on the size of the batch, or adds or joins numbers "
-    "that depend on it in different ways"
-)
 
 
-def mixed(op: ir.OpView, text: str) -> Relation:
+def mixed(op: ir.OpView, text: str, remedy: str = "") -> Relation:
     """The relation of what an op makes of several samples."""
-    return Relation(kind="mixed", reason=Reason(op.location, op.operation.name, text))
+    return Relation(kind="mixed", reason=Reason(op.location, op.operation.name, text, remedy))
+
+
+def uneven(op: ir.OpView, operands: Sequence[Relation]) -> Relation:
+    """The relation of what an op makes of samples that are multiplied by different numbers, or by
+    one in which it is not linear.
+
+    If a number is a function of all samples, the reason is at the op that makes it.
+    """
+    differ = common_scale(operands) is None
+    remedy = _APART if differ else ""
+    factor = next((value for it in operands for value, _ in it.factors), None)
+    if factor is None:
+        what = (
+            "combines what is divided by the number of samples with what is not, such as the "
+            "gradients of a mean and of a sum"
+            if differ
+            else "is not linear in samples that are multiplied by a number that depends on the "
+            "size of the batch"
+        )
+        return mixed(op, what, remedy)
+    here = file_position(op.location)
+    place = "" if here is None else f" ({here.filename}:{here.start_line})"
+    what = (
+        "combines samples that it multiplies with others that it does not"
+        if differ
+        else "is not linear in the samples that it multiplies"
+    )
+    name = op.operation.name.partition(".")[2]
+    maker = op if isinstance(factor.owner, ir.Block) else factor.owner.opview
+    return mixed(maker, f"makes a function of all samples, and {name}{place} {what}", remedy)
+
+
+_APART = "if these are terms of a loss, differentiate them apart and add the gradients"
 
 
 def once(operands: Iterable[Relation]) -> Relation:
@@ -224,9 +254,10 @@ def as_rows(
     op: ir.OpView, rows: Relation, joined: Iterable[Relation], *, linear: bool = False
 ) -> Relation:
     """The relation of what an op makes for each sample, linear in `joined` together or not."""
+    joined = [*joined]
     scale = common_scale(joined)
     if scale is None or not (linear or scale == PLAIN):
-        return mixed(op, UNEVEN)
+        return uneven(op, joined)
     return Relation(kind="rows", dim=rows.dim, outer=rows.outer).with_scale(scale)
 
 
