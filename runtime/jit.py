@@ -37,7 +37,7 @@ from alpa.runtime.option_checks import (
     check_folders,
     schedule_text,
 )
-from alpa.runtime.parallelized import Parallelized
+from alpa.runtime.parallelized import Method, Parallelized
 from alpa.runtime.pjrt import CompilerOptions, Device
 from alpa.runtime.planning import Count, Inter, Settings
 from alpa.runtime.sharing import Family
@@ -86,7 +86,7 @@ class Options(TypedDict, total=False):
     compiler_options: CompilerOptions | None
     executables: Folders
     plan: str | Path | None
-    like: Callable[..., Any] | None
+    like: Parallelized[..., Any] | Method[Any] | None
 
 
 @overload
@@ -132,7 +132,7 @@ def parallelize(
     compiler_options: CompilerOptions | None = None,
     executables: Folders = (),
     plan: str | Path | None = None,
-    like: Callable[..., Any] | None = None,
+    like: Parallelized[..., Any] | Method[Any] | None = None,
 ) -> Parallelized[..., Any] | Callable[[Callable[..., Any]], Parallelized[..., Any]]:
     """Plans, compiles and runs a function on a cluster, as `jax.jit` does on one device.
 
@@ -291,7 +291,7 @@ _LIKE_OPTIONS: dict[str, Any] = {
 """What a function takes from its `like` function, with the default value of each."""
 
 
-def _check_like(like: Any, options: dict[str, Any]) -> Target:
+def _check_like(like: object, options: dict[str, Any]) -> Target:
     """What the other function is planned for."""
     if isinstance(like, MethodType):
         like = like.__func__

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Hashable, Sequence
 from functools import update_wrapper
 from types import MethodType
-from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, overload
+from typing import Any, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from alpa.dialects.plan import AccumulateDtype
 from alpa.passes.sharding.baselines import Intra
@@ -27,6 +27,17 @@ _logger = logging.getLogger("alpa")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class Method(Protocol[R]):
+    """A parallelised function as the method of an object; at run time a `types.MethodType`."""
+
+    @property
+    def __func__(self) -> Parallelized[..., R]: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
+        """Runs one step with the object as its first argument."""
+        ...
 
 
 class Parallelized(Generic[P, R]):
@@ -77,11 +88,11 @@ class Parallelized(Generic[P, R]):
     def __get__(self, instance: None, owner: type) -> Self: ...
 
     @overload
-    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., R]: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Method[R]: ...
 
-    def __get__(self, instance: object, owner: type | None = None) -> Self | Callable[..., R]:
+    def __get__(self, instance: object, owner: type | None = None) -> Self | Method[R]:
         """Makes a method of a function that is defined in a class, as `jax.jit` does."""
-        return self if instance is None else MethodType(self, instance)
+        return self if instance is None else cast("Method[R]", MethodType(self, instance))
 
     @ends_at_caller
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:

@@ -47,10 +47,12 @@ class Model:
         raise NotImplementedError
 
 
-def methods(batch: jax.Array) -> None:
+def methods(state: dict[str, jax.Array], batch: jax.Array) -> None:
     assert_type(Model().step(batch), float)
     assert_type(Model.step(Model(), batch), float)
     assert_type(Model.step.plan(Model(), batch), StepPlan)
+    assert_type(alpa.parallelize(evaluate, like=Model().step)(state), float)
+    assert_type(alpa.parallelize(evaluate, like=Model.step)(state), float)
 
 
 def refused(state: dict[str, jax.Array], batch: jax.Array) -> None:
@@ -58,6 +60,8 @@ def refused(state: dict[str, jax.Array], batch: jax.Array) -> None:
     decorated(state, 1)  # pyright: ignore[reportArgumentType]
     alpa.parallelize(evaluate, cluter="cpu:2x4")  # pyright: ignore[reportCallIssue]
     alpa.parallelize(evaluate, schedule=3)  # pyright: ignore
+    alpa.parallelize(evaluate, like=step)  # pyright: ignore
+    alpa.parallelize(evaluate, like=Path().exists)  # pyright: ignore
     _ = decorated.plan(state, batch).step_seconds  # pyright: ignore
 
 
