@@ -6,7 +6,8 @@ of a loop one at either end of the loop's body. No constraint is written where t
 result fixes the same sharding, nor on constants, which cost nothing in any sharding.
 
 Starts of dynamic slices, and of gathers that are such slices, get the bounds that StableHLO gives
-them, because XLA loses those of slices that a constraint cuts again.
+them, because XLA loses those of slices that a constraint or another slice cuts again. So do those
+inside manual computations.
 
 **Before**::
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alpa.dialects import filled, ir, stablehlo
+from alpa.dialects import filled, ir, sdy, stablehlo
 from alpa.passes.analysis.micro_batches.shapes import splat_of
 
 
 def bound_starts(op: stablehlo.DynamicSliceOp) -> None:
-    """Clamps the starts of a slice along dimensions where it has several elements.
+    """Clamps the starts of a slice along dimensions where it has several elements, and all starts
+    of a slice of a slice.
 
-    StableHLO bounds starts by itself. But where a device takes a shard of the slice, XLA (jaxlib
-    0.10.2) makes one slice of both and bounds the sum of their starts, instead of each of them.
+    StableHLO bounds starts by itself. But where a device takes a shard of the slice, or a program
+    slices a slice, XLA (jaxlib 0.10.2) makes one slice of both and bounds the sum of their starts,
+    instead of each of them.
     """
+    is_second = _is_slice(op.operand)
     whole, part = (ir.RankedTensorType(v.type).shape for v in (op.operand, op.result))
     for d, (size, taken) in enumerate(zip(whole, part, strict=True)):
         start, last = op.start_indices[d], size - taken
-        if taken > 1 and not _is_within(start, last):
+        if (taken > 1 or is_second) and not _is_within(start, last):
             with ir.InsertionPoint(op), op.location:
                 bounded = _bounded(start, [last], 0) if last else filled(start.type, 0)
                 op.operands[1 + d] = bounded
@@ -25,11 +28,11 @@ def bound_starts(op: stablehlo.DynamicSliceOp) -> None:
 
 def bound_gather(op: stablehlo.GatherOp) -> None:
     """Clamps the starts of a gather that takes slices of several elements along a dimension which
-    its indices number. A gather of one index is a dynamic slice to XLA."""
+    its indices number, or that reads a slice. A gather of one index is a dynamic slice to XLA."""
     numbers = stablehlo.GatherDimensionNumbers(op.dimension_numbers)
     numbered, vector = numbers.start_index_map, numbers.index_vector_dim
     shape, taken = ir.RankedTensorType(op.operand.type).shape, list(op.slice_sizes)
-    if all(taken[d] <= 1 for d in numbered):
+    if all(taken[d] <= 1 for d in numbered) and not _is_slice(op.operand):
         return
     last = [shape[d] - taken[d] for d in numbered]
     with ir.InsertionPoint(op), op.location:
@@ -53,6 +56,22 @@ def _bounded(starts: ir.Value, last: Sequence[int], vector: int) -> ir.Value:
         most = stablehlo.constant(ir.DenseElementsAttr.get(limits, row))
         most = stablehlo.broadcast_in_dim(type_, most, ir.DenseI64ArrayAttr.get([vector]))
     return stablehlo.clamp(zero, starts, most)
+
+
+def _is_slice(value: ir.Value) -> bool:
+    """Whether a value is a dynamic slice or a gather, also one that was transposed, that has a
+    constraint, or that a manual computation reads."""
+    while True:
+        maker = value.owner
+        if isinstance(maker, ir.Block):
+            reader = maker.owner.opview
+            if not isinstance(reader, sdy.ManualComputationOp):
+                return False
+            value = reader.operands[ir.BlockArgument(value).arg_number]
+        elif isinstance(maker.opview, stablehlo.TransposeOp | sdy.ShardingConstraintOp):
+            value = maker.opview.operands[0]
+        else:
+            return isinstance(maker.opview, stablehlo.DynamicSliceOp | stablehlo.GatherOp)
 
 
 def _is_within(start: ir.Value, last: int) -> bool:

@@ -379,3 +379,26 @@ def test_a_flax_model_with_logical_partitioning() -> None:
     for name in ("mesh_0", "mesh_1"):
         assert (name, (("data",), (), ("tensor",))) in found
     assert equal(updated, jax.jit(step)(params, x))
+
+
+@pytest.mark.parametrize(("taken", "start", "row"), [(8, 14, 3), (8, 2, 9), (4, 30, 30)])
+@pytest.mark.parametrize("kept", [1, 2])
+def test_slices_of_slices_begin_within_each_of_them(
+    taken: int, start: int, row: int, kept: int
+) -> None:
+    """Jitted, XLA (jaxlib 0.10.2) bounds the sum of both starts."""
+
+    def sliced(x: jax.Array, start: jax.Array, row: jax.Array) -> jax.Array:
+        rows = jax.lax.dynamic_slice_in_dim(x, start, taken)
+        return jax.lax.dynamic_slice_in_dim(rows, row, kept)
+
+    mesh, columns = mesh_of(1, 2, 1), PartitionSpec(None, "tensor")
+    scalar = PartitionSpec()
+    shards = jax.shard_map(
+        sliced, mesh=mesh, in_specs=(columns, scalar, scalar), out_specs=columns, check_vma=False
+    )
+    x = np.arange(64, dtype=np.float32).reshape(16, 4)
+    first = min(start, 16 - taken) + min(row, taken - kept)
+    planned = alpa.parallelize(lambda x, *starts: 2 * shards(x, *starts), cluster="cpu:1x2")
+    found = planned(x, np.int32(start), np.int32(row))
+    assert np.array_equal(found, 2 * x[first : first + kept])

@@ -79,6 +79,48 @@ module {
 // -----
 
 !x = !mpmd.mesh_tensor<"mesh_0", tensor<8x8xf32>>
+!i = !mpmd.mesh_tensor<"mesh_0", tensor<i32>>
+!y = !mpmd.mesh_tensor<"mesh_0", tensor<1x8xf32>>
+module {
+  sdy.mesh @mesh_0 = <["a"=2]>
+  func.func public @slices_of_slices(%x: !x, %i: !i) -> !y attributes {topology = #mpmd.topology<<"mesh_0" : <["a"=2]>>>} {
+    %0 = mpmd.fragment<mesh="mesh_0", origin=["layer_0"]> (%x, %i) {alpa.module = @m, alpa.part = "forward"} (%a: tensor<8x8xf32>, %b: tensor<i32>) {
+      %1 = stablehlo.constant dense<0.0> : tensor<1x8xf32>
+      mpmd.return %1 : tensor<1x8xf32>
+    } : (!x, !i) -> !y
+    return %0 : !y
+  }
+  // CHECK: module @m {
+  module @m {
+    sdy.mesh @mesh_0 = <["a"=2]>
+    func.func public @main(%x: tensor<8x8xf32>, %i: tensor<i32>) -> (tensor<1x8xf32>, tensor<8x1xf32>) {
+      %z = stablehlo.constant dense<0> : tensor<i32>
+      // CHECK: %[[SLICE:.*]] = stablehlo.dynamic_slice %{{.*}} sizes = [4, 8]
+      %0 = stablehlo.dynamic_slice %x, %i, %z, sizes = [4, 8] : (tensor<8x8xf32>, tensor<i32>, tensor<i32>) -> tensor<4x8xf32>
+      // One row of four begins at 3 or before, also where shards are read.
+      // CHECK: sdy.manual_computation(%[[SLICE]], %{{.*}}) {{.*}} (%[[SHARD:.*]]: tensor<4x4xf32>, %[[I:.*]]: tensor<i32>)
+      // CHECK: %[[LAST:.*]] = stablehlo.constant dense<3> : tensor<i32>
+      // CHECK: %[[J:.*]] = stablehlo.clamp %{{.*}}, %[[I]], %[[LAST]]
+      // CHECK: stablehlo.dynamic_slice %[[SHARD]], %[[J]], %{{.*}}, sizes = [1, 4]
+      %1 = sdy.manual_computation(%0, %i) in_shardings=[<@mesh_0, [{}, {"a"}]>, <@mesh_0, []>] out_shardings=[<@mesh_0, [{}, {"a"}]>] manual_axes={"a"} (%s: tensor<4x4xf32>, %j: tensor<i32>) {
+        %c = stablehlo.constant dense<0> : tensor<i32>
+        %2 = stablehlo.dynamic_slice %s, %j, %c, sizes = [1, 4] : (tensor<4x4xf32>, tensor<i32>, tensor<i32>) -> tensor<1x4xf32>
+        sdy.return %2 : tensor<1x4xf32>
+      } : (tensor<4x8xf32>, tensor<i32>) -> tensor<1x8xf32>
+      // Behind a transpose, too.
+      // CHECK: %[[T:.*]] = stablehlo.transpose %[[SLICE]]
+      // CHECK: %[[K:.*]] = stablehlo.clamp
+      // CHECK: stablehlo.dynamic_slice %[[T]], %{{.*}}, %[[K]], sizes = [8, 1]
+      %3 = stablehlo.transpose %0, dims = [1, 0] : (tensor<4x8xf32>) -> tensor<8x4xf32>
+      %4 = stablehlo.dynamic_slice %3, %z, %i, sizes = [8, 1] : (tensor<8x4xf32>, tensor<i32>, tensor<i32>) -> tensor<8x1xf32>
+      return %1, %4 : tensor<1x8xf32>, tensor<8x1xf32>
+    }
+  }
+}
+
+// -----
+
+!x = !mpmd.mesh_tensor<"mesh_0", tensor<8x8xf32>>
 !i = !mpmd.mesh_tensor<"mesh_0", tensor<3x2xi32>>
 !y = !mpmd.mesh_tensor<"mesh_0", tensor<3x8xf32>>
 module {
