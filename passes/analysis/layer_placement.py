@@ -116,6 +116,10 @@ def resolve_parts(graph: Graph, parts: StepParts, floating: Floating) -> list[Pa
                 here = "forward" if in_layers else final
             part[o] = here
         users = needed[o] if floats else 0
+        if is_result and parts.part[o] is None:
+            # `separate_states` gives the result an op of its own where layers read this one: then
+            # this one is theirs, and so is what it reads, which may be returned, too.
+            users |= needed[o] & in_a_layer
         if (own := part[o]) is not None:
             users |= bit[own]
         for v in graph.operands[o]:

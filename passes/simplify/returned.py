@@ -36,20 +36,22 @@ def separate_results(module: ir.Module, main: func.FuncOp) -> None:
 
 
 def separate_states(graph: Graph, part: Sequence[Part | None], end: ir.OpView) -> list[ir.OpView]:
-    """Gives results that the step returns and the forward part reads a value of their own.
+    """Gives each returned result of an op that the forward part reads a value of its own.
 
     They are made of no batch: the forward part computes them, and the update returns them. Returns
     the barriers that make the new values, at the end of the block.
     """
-    found = [
-        (r, v)
-        for r, v in enumerate(graph.returned)
-        if graph.producer[v] >= 0
-        and part[graph.producer[v]] == "update"
-        and any(part[user] in ("forward", "backward") for user in readers(graph, part, v))
-    ]
+    part = list(part)
+    found = set[int]()
+    for o in sorted({graph.producer[v] for v in graph.returned} - {-1}, reverse=True):
+        users = (user for v in graph.results[o] for user in readers(graph, part, v))
+        if part[o] == "update" and any(part[user] in ("forward", "backward") for user in users):
+            part[o] = "forward"  # and what it reads is read by the forward part
+            found.add(o)
     barriers: list[ir.OpView] = []
-    for r, v in found:
+    for r, v in enumerate(graph.returned):
+        if graph.producer[v] not in found:
+            continue
         with ir.InsertionPoint(end), graph.ops[graph.producer[v]].location:
             barriers.append(stablehlo.OptimizationBarrierOp([graph.values[v]]))
         end.operands[r] = barriers[-1].results[0]

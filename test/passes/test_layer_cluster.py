@@ -399,6 +399,47 @@ def weight_normalisation() -> Program:
     return trained(loss, mlp_params(), regression, optax.sgd(0.1))
 
 
+def spectral_normalisation(norms: Callable[[Any, Any], Any]) -> Callable[[], Program]:
+    """Parameters are divided by norms, which are estimated from vectors in the state.
+
+    `norms` returns a new vector and a norm, which depend on no sample. The step returns both.
+    """
+
+    def loss_fn(params: Any, vectors: Any, batch: Any) -> tuple[jax.Array, Any]:
+        x, y = batch
+        found = []
+        for layer, vector in zip(params, vectors, strict=True):
+            found.append(norms(layer["w"], vector))
+            x = jnp.tanh(x @ (layer["w"] / found[-1][1]) + layer["b"])
+        return jnp.mean((x - y) ** 2), found
+
+    def step(state: Any, batch: Any) -> tuple[Any, Any]:
+        params, vectors = state
+        grad = jax.value_and_grad(loss_fn, has_aux=True)
+        (loss, found), grads = grad(params, vectors, batch)
+        params = jax.tree.map(lambda w, g: w - 0.1 * g, params, grads)
+        return (params, [vector for vector, _ in found]), (loss, [norm for _, norm in found])
+
+    params = mlp_params()
+    vectors = [jnp.linspace(1, 2, 8) for _ in params]
+    return lambda: Program(step, (params, vectors), regression)
+
+
+def power_iteration(w: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A norm that is computed from the new vector."""
+    v = u @ w.T
+    v = v / jnp.linalg.norm(v)
+    u = v @ w
+    u, v = jax.lax.stop_gradient((u / jnp.linalg.norm(u), v))
+    return u, v @ w @ u
+
+
+def power_iteration_unless_zero(w: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A branch returns the new vector and the norm."""
+    zero = jnp.all(w == 0)
+    return jax.lax.cond(zero, lambda: (u, jnp.ones(())), lambda: power_iteration(w, u))
+
+
 PROGRAMS: dict[str, Callable[[], Program]] = {
     "sgd": with_optimizer(optax.sgd(0.1)),
     "momentum": with_optimizer(optax.sgd(0.1, momentum=0.9, nesterov=True)),
@@ -428,6 +469,8 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "shared-layer": shared_layer,
     "long-skip": long_skip,
     "weight-normalisation": weight_normalisation,
+    "spectral-normalisation": spectral_normalisation(power_iteration),
+    "spectral-normalisation-in-a-branch": spectral_normalisation(power_iteration_unless_zero),
 }
 
 
