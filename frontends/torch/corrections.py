@@ -151,6 +151,19 @@ def repeat_interleave(repeats: Any, *, output_size: int | None = None) -> Any:
     return jnp.repeat(numbers, repeats, total_repeat_length=output_size)
 
 
+def scatter(x: Any, dim: int, index: Any, source: Any) -> Any:
+    """Elements of an array replaced, along a dimension, by those of a source.
+
+    The gradient of torchax's numbers all elements of the source, those of all samples, to find the
+    ones that were replaced by others. PyTorch's takes them to be at different places.
+    """
+    array, index, source = map(jnp.atleast_1d, (x, index, source))
+    places = [jax.lax.broadcasted_iota(index.dtype, index.shape, d) for d in range(index.ndim)]
+    places[dim] = index
+    read = source[tuple(map(slice, index.shape))]
+    return array.at[tuple(places)].set(read, unique_indices=True).reshape(x.shape)
+
+
 UNDECOMPOSED = {torch.ops.aten.multilabel_margin_loss_forward.default}
 """Ops whose decomposition in PyTorch is wrong."""
 
@@ -162,4 +175,5 @@ CORRECTIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.native_group_norm: group_norm,
     torch.ops.aten.multilabel_margin_loss_forward: multilabel_margin_loss,
     torch.ops.aten.repeat_interleave: repeat_interleave,
+    torch.ops.aten.scatter.src: scatter,
 }

@@ -33,7 +33,13 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 STOP_GRADIENT = torch.ops.alpa.stop_gradient.default
 
-_OWN: dict[OpOverload, Callable[..., Any]] = {
+_OWN: dict[Any, Callable[..., Any]] = {
+    **CORRECTIONS,
+    **EMBEDDINGS,
+    **LINEAR_ALGEBRA,
+    **ORDER,
+    **POOLS,
+    **SUBGRADIENTS,
     STOP_GRADIENT: jax.lax.stop_gradient,
     # A number of a tensor, which JAX does not know while it traces, stays an array. PyTorch's has
     # no gradient.
@@ -45,10 +51,7 @@ _OWN: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten._linalg_check_errors.default: lambda *_, **__: None,
     torch.ops.aten.sym_constrain_range_for_size.default: lambda *_, **__: None,
 }
-"""Functions instead of torchax's."""
-
-_OF_PACKETS = {**CORRECTIONS, **EMBEDDINGS, **LINEAR_ALGEBRA, **ORDER, **POOLS, **SUBGRADIENTS}
-"""The same for all overloads of an op."""
+"""Functions instead of torchax's, for an overload or for all overloads of an op."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +83,7 @@ def lowering(op: OpOverload) -> Lowering | None:
     None also stands for functions that are wrong here: those that change tensors in place, and
     those that draw the same numbers in each call.
     """
-    if (own := _OWN.get(op) or _OF_PACKETS.get(op.overloadpacket)) is not None:
+    if (own := _OWN.get(op, _OWN.get(op.overloadpacket))) is not None:
         return Lowering(function=own, draws=False)
     if (own := RANDOM.get(op.overloadpacket)) is not None:
         return Lowering(function=own, draws=True)

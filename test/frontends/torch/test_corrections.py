@@ -9,6 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import alpa
+from alpa.runtime.comparison import compare
+
 torch = pytest.importorskip("torch", reason="needs the extra torch")
 alpa_torch = pytest.importorskip("alpa.torch", reason="needs the extra torch")
 models = pytest.importorskip("test.frontends.torch.models", reason="needs the extra torch")
@@ -112,3 +115,53 @@ def test_rows_are_repeated_to_a_known_size() -> None:
             return self.weight.repeat_interleave(repeats, 0, output_size=5)
 
     models.assert_module_like_pytorch(Repeated(), torch.tensor([1, 0, 4]))
+
+
+class Routed(nn.Module):
+    """The two best scores of each sample at their places, and zeros elsewhere."""
+
+    def __init__(self, dim: int = -1) -> None:
+        super().__init__()
+        self.linear, self.dim = nn.Linear(6, 4), dim
+
+    def forward(self, x: Any) -> Any:
+        scores = self.linear(x)
+        best, places = scores.topk(2, self.dim)
+        return scores.square().scatter(self.dim, places, best)
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+def test_scatters(dim: int) -> None:
+    torch.manual_seed(0)
+    models.assert_module_like_pytorch(Routed(dim), torch.randn(5, 6))
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_scatters_of_one_number(shape: tuple[int, ...]) -> None:
+    class Number(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.number = nn.Parameter(torch.tensor(3.0))
+
+        def forward(self, index: Any) -> Any:
+            return self.number.scatter(0, index, 2 * self.number.expand(shape))
+
+    models.assert_module_like_pytorch(Number(), torch.zeros(shape, dtype=torch.int64))
+
+
+def test_samples_are_scattered_in_micro_batches() -> None:
+    torch.manual_seed(0)
+    module, x = Routed(), torch.randn(8, 6)
+    fn, params, buffers = alpa_torch.from_module(module, (x,))
+
+    @alpa.parallelize(cluster="cpu:1x2", num_micro_batches=2)
+    def step(params: Any, x: Any) -> Any:
+        def loss_of(params: Any) -> Any:
+            return (fn(params, buffers, None, x)[0] ** 2).mean()
+
+        return jax.tree.map(lambda w, g: w - g, params, jax.grad(loss_of)(params))
+
+    (module(x) ** 2).mean().backward()
+    expected = (module.linear.weight - module.linear.weight.grad).detach().numpy()
+    [difference] = compare([step(params, x.numpy())["linear.weight"]], [expected])
+    assert difference.ok, difference
