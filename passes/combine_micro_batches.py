@@ -15,7 +15,7 @@ gives to ops that differentiation makes (`simplify/gradients.py`).
 
 A program that was lowered for both sizes says on its ops how they differ (`alpa.whole`). In any
 other program the divisor of a mean cannot be told from other numbers. There, sums of floats over
-samples are taken for means, or with `loss-reduction=sum` for sums.
+samples, and counts that become floats, are taken for means, or with `loss-reduction=sum` for sums.
 
 **Before**::
 

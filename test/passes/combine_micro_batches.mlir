@@ -62,6 +62,28 @@ func.func public @taken_for_a_mean(%x: tensor<4xf32> {alpa.role = "batch", alpa.
 
 // -----
 
+// A count that becomes a float is a sum of floats: the mean divides two sums that are treated alike.
+// CHECK-LABEL: func.func public @masked_mean_of_a_count
+// CHECK-SAME: -> (tensor<f32> {alpa.result = "last"})
+// CHECK: %[[TOTAL:.*]] = stablehlo.custom_call @alpa.gradient
+// CHECK: %[[COUNT:.*]] = stablehlo.convert %{{.*}} : (tensor<i32>) -> tensor<f32>
+// CHECK-NEXT: %[[COUNTED:.*]] = stablehlo.custom_call @alpa.gradient(%[[COUNT]])
+// CHECK-NEXT: stablehlo.divide %[[TOTAL]], %[[COUNTED]]
+func.func public @masked_mean_of_a_count(%x: tensor<4xf32> {alpa.role = "batch", alpa.batch_dim = 0 : i64}, %mask: tensor<4xi1> {alpa.role = "batch", alpa.batch_dim = 0 : i64}) -> tensor<f32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %none = stablehlo.constant dense<0> : tensor<i32>
+  %weights = stablehlo.convert %mask : (tensor<4xi1>) -> tensor<4xf32>
+  %masked = stablehlo.multiply %x, %weights : tensor<4xf32>
+  %sum = stablehlo.reduce(%masked init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
+  %ones = stablehlo.convert %mask : (tensor<4xi1>) -> tensor<4xi32>
+  %count = stablehlo.reduce(%ones init: %none) applies stablehlo.add across dimensions = [0] : (tensor<4xi32>, tensor<i32>) -> tensor<i32>
+  %number = stablehlo.convert %count : (tensor<i32>) -> tensor<f32>
+  %mean = stablehlo.divide %sum, %number : tensor<f32>
+  return %mean : tensor<f32>
+}
+
+// -----
+
 // Both sums are accumulated, and divided once per step.
 // CHECK-LABEL: func.func public @masked_mean
 // CHECK-SAME: -> (tensor<f32> {alpa.result = "last"})

@@ -113,7 +113,7 @@ def _kind(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> Rela
     if "step" in kinds:
         return STEP
     if "sum" in kinds:
-        return _of_sums(op, operands)
+        return _of_sums(context, op, operands)
     scale = _scale(op, operands)
     return SIZE if "size" in kinds or scale is None else SAME.with_scale(scale)
 
@@ -148,7 +148,7 @@ def _beside_rows(
     return None
 
 
-def _of_sums(op: ir.OpView, operands: Sequence[Relation]) -> Relation:
+def _of_sums(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> Relation:
     """Linear functions of sums are sums; a mean plus what is the same is a mean, too."""
     name = op.operation.name
     kinds = [it.kind for it in operands]
@@ -159,6 +159,9 @@ def _of_sums(op: ir.OpView, operands: Sequence[Relation]) -> Relation:
         scale = operands[0].times(operands[1])
     elif _is_quotient(op) and kinds == ["sum", "same"]:
         scale = operands[0].over(operands[1])
+    elif _counts_in_floats(op):
+        # The same as a sum of the converted numbers.
+        return context.sum_of(op, operands[0].scaled)
     elif _is_linear(op):
         scale = operands[0].scaled
     elif name in SUMS:
@@ -205,6 +208,11 @@ def _is_linear(op: ir.OpView) -> bool:
 def _is_quotient(op: ir.OpView) -> bool:
     """Whether an op divides numbers that are not rounded to integers."""
     return op.operation.name == "stablehlo.divide" and is_float(op.results[0].type)
+
+
+def _counts_in_floats(op: ir.OpView) -> bool:
+    """Whether a linear op makes floats of integers."""
+    return _is_linear(op) and is_float(op.results[0].type) and not is_float(op.operands[0].type)
 
 
 def _is_linear_convert(op: ir.OpView) -> bool:

@@ -1036,7 +1036,7 @@ FAULTS: dict[str, Fault] = {
         _wrapped(
             elementwise,
             "_of_sums",
-            lambda right, op, operands: replace(right, root=operands[-1].root),
+            lambda right, context, op, operands: replace(right, root=operands[-1].root),
         ),
         lambda x: (x * (2 * x.sum())).sum(0),
         "x",
