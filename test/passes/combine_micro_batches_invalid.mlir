@@ -136,3 +136,18 @@ module attributes {alpa.micro_batches = "independent"} {
     return %0 : !x
   }
 }
+
+// -----
+
+func.func public @count_that_is_bounded(%x: tensor<4xf32> {alpa.role = "batch", alpa.batch_dim = 0 : i64}, %mask: tensor<4xi32> {alpa.role = "batch", alpa.batch_dim = 0 : i64}) -> tensor<f32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %none = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %sum = stablehlo.reduce(%x init: %zero) applies stablehlo.add across dimensions = [0] : (tensor<4xf32>, tensor<f32>) -> tensor<f32>
+  %count = stablehlo.reduce(%mask init: %none) applies stablehlo.add across dimensions = [0] : (tensor<4xi32>, tensor<i32>) -> tensor<i32>
+  %bounded = stablehlo.maximum %count, %one : tensor<i32>
+  // expected-error @+1 {{convert makes a float of a function of a count of samples, and the size of the whole batch is not known: sums of floats are taken for parts of means, and counts are not, and result 0 depends on it: 2 micro-batches would not give what the whole batch gives; convert the count to a float before the function}}
+  %number = stablehlo.convert %bounded : (tensor<i32>) -> tensor<f32>
+  %mean = stablehlo.divide %sum, %number : tensor<f32>
+  return %mean : tensor<f32>
+}

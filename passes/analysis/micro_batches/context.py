@@ -64,6 +64,11 @@ class Context:
         """Whether a value in a manual computation differs along the axes of the samples."""
         return self.shards is not None and value in self.shards.differing
 
+    @property
+    def sums_are_parts_of_means(self) -> bool:
+        """Whether sums of floats over samples are taken for parts of means: W is not known."""
+        return not self.whole_is_known and self.sum_power != 0
+
     def power_of_sums(self, value: ir.Value) -> int:
         """The power that a sum over samples has where W does not tell, by its type."""
         known = self.whole_is_known or not is_float(value.type)

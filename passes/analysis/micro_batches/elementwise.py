@@ -34,6 +34,15 @@ from alpa.passes.analysis.op_kinds import LINEAR, SUMS
 
 _KEEP_POWERS = frozenset({"stablehlo.maximum", "stablehlo.minimum", "stablehlo.abs"})
 """Ops that keep a positive number by which all operands are multiplied."""
+_OF_COUNTS = replace(STEP, of_counts=True)
+_COUNTS = (
+    "makes a float of a function of a count of samples, and the size of the whole batch is not "
+    "known: sums of floats are taken for parts of means, and counts are not"
+)
+_COUNT_IN_FLOATS = (
+    "convert the count to a float before the function, as in jnp.maximum(n.astype(float), 1), or "
+    "plan the step with alpa.parallelize, which knows the whole batch"
+)
 
 
 def elementwise(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> Relation:
@@ -111,7 +120,7 @@ def _kind(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> Rela
     if "rows" in kinds:
         return _of_rows(context, op, operands)
     if "step" in kinds:
-        return STEP
+        return _of_step(op, any(it.of_counts for it in operands))
     if "sum" in kinds:
         return _of_sums(context, op, operands)
     scale = _scale(op, operands)
@@ -168,7 +177,19 @@ def _of_sums(context: Context, op: ir.OpView, operands: Sequence[Relation]) -> R
         scale = scale_of_sums(operands)
     elif name == "stablehlo.select" and operands[0].is_fixed:
         scale = scale_of_sums(operands[1:])
-    return STEP if scale is None else Relation(kind="sum").with_scale(scale)
+    if scale is None:
+        floats = any(is_float(value.type) for value in op.operands)
+        return _of_step(op, not floats and context.sums_are_parts_of_means)
+    return Relation(kind="sum").with_scale(scale)
+
+
+def _of_step(op: ir.OpView, of_counts: bool) -> Relation:
+    """A function of sums. One of counts stays one of integers: a float would be multiplied with
+    parts of means, or divide them."""
+    (result,) = op.results
+    if not of_counts or is_bool(result.type):
+        return STEP
+    return mixed(op, _COUNTS, _COUNT_IN_FLOATS) if is_float(result.type) else _OF_COUNTS
 
 
 def _of_positions(op: ir.OpView, operands: Sequence[Relation]) -> Relation:

@@ -77,6 +77,9 @@ class Relation:
     """of a `sum`, `step` or `size` that is one number everywhere: a value that holds this number"""
     reason: Reason | None = None
     dealt: Dealt | None = None
+    of_counts: bool = False
+    """of a `step` of integers, in a program whose W is not known: it is a function of how many
+    samples there are of a kind, while sums of floats are taken for parts of means"""
 
     def __hash__(self) -> int:
         return self._hash
