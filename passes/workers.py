@@ -27,7 +27,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, ParamSpec, TypeVar, cast
 
-from alpa.passes.base import OptionError
+from alpa.passes.base import OptionError, PassError
 from alpa.passes.solve.errors import SolverFailedError
 
 P = ParamSpec("P")
@@ -117,9 +117,11 @@ class Workers:
                     self._dropped.add(process)
             for call in calls:
                 call.cancel()
-            # A call that was just starting its process is ended in the next round.
+            # A call that was just starting its process is ended in the next round. One that this
+            # thread has taken is not going on: an interrupt ended it before it ran.
+            me = threading.current_thread()
             with self._changed:
-                if all(call.done() for call in calls):
+                if all(call.done() or call.place is me for call in calls):
                     return
                 self._changed.wait(timeout=0.05)
 
@@ -366,7 +368,8 @@ class _Call(Future[T]):
 def workers_of(shared: Workers | None, count: int | Literal["auto"]) -> Generator[Workers]:
     """A pass's processes: those of a driver, or so many of its own.
 
-    At the end, those of the driver have no call of the pass but those that they were just running.
+    At the end, those of the driver have no call of the pass but those that they were just running,
+    also where the pass refuses the program; any other exception ends these, too.
 
     Raises:
         OptionError: the number is negative.
@@ -377,6 +380,9 @@ def workers_of(shared: Workers | None, count: int | Literal["auto"]) -> Generato
         return
     try:
         yield shared
+    except PassError:
+        shared.cancel()
+        raise
     except BaseException:
         shared.drop()
         raise

@@ -48,6 +48,8 @@ class _Answer:
 
     found: Costs | LeastSeconds
     in_time: bool = True
+    is_kept: bool = False
+    """whether the folder has it"""
 
 
 class NoPlanError(ValueError):
@@ -153,32 +155,36 @@ class Costing:
         if (what, submesh) in self._ended:
             ended = self._ended[what, submesh]
             return lambda: ended.result().found
-        folder = self.folder
-        file = None if folder is None else folder.file(what, submesh, given)
-        kept = None if file is None or folder is None else folder.read(file)
-        if kept is not None:
-            if what == "costs":
-                self.read.append(submesh)
-            begun = Workers(0).submit(_Answer, found=kept)
-        else:
-            here = there = partial(_answer, self.solver, what, submesh, given)
-            if workers.count:
-                there = partial(_answer_sent, self._sent, what, submesh, given)
-            known = (it._last.get(submesh) for it in (self, self.before) if it is not None)
-            near = next((last for last in known if last is not None), None)
-            begun = self._begun.get((what, submesh))
-            if begun is None or _is_lost(begun):
-                begun = workers.share(there, here=here, near=near)
-                self._begun[what, submesh] = self._last[submesh] = begun
+        begun = self._begun.get((what, submesh))
+        if begun is None or _is_lost(begun):
+            begun = self._begun[what, submesh] = self._search(workers, what, submesh, given)
 
         def finish() -> Costs | LeastSeconds:
             self._ended[what, submesh] = begun
             answer = begun.result()
-            if folder is not None and file is not None and kept is None and answer.in_time:
-                folder.write(file, answer.found)
+            if self.folder is not None and answer.in_time and not answer.is_kept:
+                self.folder.write(self.folder.file(what, submesh, given), answer.found)
             return answer.found
 
         return finish
+
+    def _search(
+        self, workers: Workers, what: Question, submesh: Submesh, given: object
+    ) -> Future[_Answer]:
+        """Takes an answer from the folder, or begins to find it."""
+        if self.folder is not None:
+            kept = self.folder.read(self.folder.file(what, submesh, given))
+            if kept is not None:
+                if what == "costs":
+                    self.read.append(submesh)
+                return Workers(0).submit(_Answer, found=kept, is_kept=True)
+        here = there = partial(_answer, self.solver, what, submesh, given)
+        if workers.count:
+            there = partial(_answer_sent, self._sent, what, submesh, given)
+        known = (it._last.get(submesh) for it in (self, self.before) if it is not None)
+        near = next((last for last in known if last is not None), None)
+        begun = self._last[submesh] = workers.share(there, here=here, near=near)
+        return begun
 
     @cached_property
     def _sent(self) -> tuple[bytes, ...]:
@@ -301,9 +307,10 @@ def _outcome(
 
 
 def _is_lost(begun: Future[_Answer]) -> bool:
-    """Whether a search that nobody waited for has ended without an answer, perhaps because its
-    process was ended."""
-    return begun.done() and (begun.cancelled() or begun.exception() is not None)
+    """Whether a search that nobody waited for was cancelled, or ended with its process."""
+    if not begun.done() or begun.cancelled():
+        return begun.cancelled()
+    return isinstance(begun.exception(), SolverFailedError)
 
 
 def _work(solver: ClassSolver) -> Work:

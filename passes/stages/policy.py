@@ -220,8 +220,8 @@ class AnyMeshes:
             wholes = ", ".join(f"{it.hosts}x{it.devices_per_host}" for it in program.cluster.kinds)
             raise PassError(
                 program.function,
-                f"{what} has {prod(shape)} devices; the "
-                f"submeshes of {wholes} have "
+                f"{what} has {prod(shape)} devices; "
+                f"equal submeshes of {wholes} have "
                 f"{', '.join(dict.fromkeys(str(n * m) for _, (n, m) in every))}",
             )
         return found

@@ -185,7 +185,7 @@ def test_memory_is_that_of_each_kind(kind: Kind) -> None:
     [
         ("equal-layers=true", "equal-layers is for equal stages, and the cluster has hosts of"),
         ("meshes=0-3:4", "holds '0-3:4'; a mesh is on hosts of one kind"),
-        ("mesh-shape=8", "mesh-shape 8 has 8 devices; the submeshes of 1x2, 1x2 have 1, 2"),
+        ("mesh-shape=8", "mesh-shape 8 has 8 devices; equal submeshes of 1x2, 1x2 have 1, 2"),
         ("num-stages=5", "cannot make 5 stages of 8 layer(s) on 4 device(s)"),
     ],
 )

@@ -325,7 +325,7 @@ def test_stages_of_a_single_host_have_any_number_of_its_devices() -> None:
     assert sorted(shape for shape, _ in found) == [(1,), (2,)]
     found = meshes("cluster=cpu:1x7+cpu:1x4 num-stages=3 fixed-stages=1-1:1x5,2-2:1x2")
     assert [np.prod(shape) for shape, _ in found] == [4, 5, 2]
-    message = "mesh-shape 2x2 has 4 devices; the submeshes of 1x6 have 1, 2, 3, 6"
+    message = "mesh-shape 2x2 has 4 devices; equal submeshes of 1x6 have 1, 2, 3, 6"
     with pytest.raises(ir.MLIRError, match=message):
         meshes("cluster=cpu:1x6 mesh-shape=2x2")
 
@@ -333,7 +333,7 @@ def test_stages_of_a_single_host_have_any_number_of_its_devices() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("mesh-shape=2x3", "mesh-shape 2x3 has 6 devices; the submeshes of 2x4 have 1, 2, 4, 8"),
+        ("mesh-shape=2x3", "mesh-shape 2x3 has 6 devices; equal submeshes of 2x4 have 1, 2, 4, 8"),
         ("mesh-shape=2x", "option 'mesh-shape' is '2x'; expected auto or the sizes of one to four"),
         (
             "mesh-shape=4 num-stages=3",

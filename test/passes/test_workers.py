@@ -8,11 +8,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from alpa.passes.base import OptionError
+from alpa.dialects import ir
+from alpa.passes.base import OptionError, PassError
 from alpa.passes.solve.errors import SolverFailedError, VerificationError
 from alpa.passes.solve.sharding.ilp import solve
 from alpa.passes.solve.sharding.problem import (
@@ -23,7 +25,7 @@ from alpa.passes.solve.sharding.problem import (
     Usage,
     verify,
 )
-from alpa.passes.workers import Workers, workers_of
+from alpa.passes.workers import Workers, _Call, workers_of
 
 TOO_LARGE = Problem(
     node_costs=(np.array([1.0, 2.0]),),
@@ -260,10 +262,22 @@ def test_at_the_end_of_a_pass_its_processes_end_what_they_run():
                 time.sleep(0.001)
         assert waits.cancelled() or waits.result()  # The process may have been fast.
         assert runs.result() is None
+        process = shared.submit(os.getpid).result()
+        with suppress(PassError), workers_of(shared, "auto"):
+            raise PassError(ir.Location.unknown(ir.Context()), "refused")
+        assert shared.submit(os.getpid).result() == process
         with suppress(KeyError), workers_of(shared, "auto") as workers:
             lost = workers.submit(time.sleep, 60)
             raise KeyError
         assert lost.done()
+
+
+def test_a_call_that_an_interrupt_kept_from_running_is_not_waited_for():
+    with Workers(1) as workers:
+        workers.submit(time.sleep, 60)
+        taken = workers.share(os.getpid)
+        assert cast("_Call[Any]", taken).take()
+        workers.drop()
 
 
 def test_processes_have_their_environment_and_log(tmp_path):

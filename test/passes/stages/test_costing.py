@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from alpa.passes.cost.cluster import Cluster
 from alpa.passes.cost.collectives import LogicalMesh
 from alpa.passes.sharding.rules import CUSTOM_CALL_RULES, register_sharding_rule, rule_of
 from alpa.passes.solve.sharding import bound
+from alpa.passes.solve.sharding.problem import InfeasibleError
 from alpa.passes.stages.candidates import PRICES
 from alpa.passes.stages.class_problem import ClassProblem, ClassSolver
 from alpa.passes.stages.costing import Costing, NoPlanError
@@ -236,6 +238,23 @@ def test_what_nobody_waited_for_is_asked_once_more_only_if_it_was_lost(
         assert costing._begun["costs", mesh].done()
         costs = costing.begin(workers, mesh, inf)()
     assert np.all(found.seconds <= (1 + 1e-9) * costs[0].by_class[:2].sum(axis=0))
+
+
+def test_what_has_no_answer_is_asked_once(
+    training: ClassSolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def infeasible(_: object, what: str, *__: object) -> Any:
+        asked.append(what)
+        raise InfeasibleError((0,))
+
+    monkeypatch.setattr("alpa.passes.stages.costing._answer", infeasible)
+    costing, mesh = Costing(solver=replace(training)), (1, 4, (2, 2))
+    costing.begin(Workers(0), mesh, inf)
+    with pytest.raises(InfeasibleError):
+        costing.begin(Workers(0), mesh, inf)()
+    assert asked == ["costs"]
 
 
 def test_a_process_poses_ahead_what_is_asked_first(training: ClassSolver) -> None:

@@ -97,6 +97,16 @@ def test_bounds_are_read(solver: ClassSolver, tmp_path: Path) -> None:
     assert not other.file("bound", MESH, (2 * even).tolist()).exists()
 
 
+def test_an_answer_that_is_asked_for_twice_is_read_once(
+    solver: ClassSolver, tmp_path: Path
+) -> None:
+    asked(solver, tmp_path)
+    costing = Costing(solver=solver, folder=CostsFolder(path=tmp_path, solver=solver))
+    costing.begin(Workers(0), MESH, inf)  # Nobody waits for it.
+    costing.begin(Workers(0), MESH, inf)()
+    assert costing.read == [MESH]
+
+
 def test_what_answers_depend_on_is_in_the_name(solver: ClassSolver, tmp_path: Path) -> None:
     def file(solver: ClassSolver, submesh: tuple[int, int, tuple[int, ...]], enough: float) -> Path:
         return CostsFolder(path=tmp_path, solver=solver).file("costs", submesh, enough)
