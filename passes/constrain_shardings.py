@@ -71,7 +71,7 @@ from alpa.dialects import body, func, ir, sdy, stablehlo, terminator, walk, walk
 from alpa.dialects.sharding import Sharding, op_shardings
 from alpa.passes.base import Pass, Remark
 from alpa.passes.plan.fragment_modules import SHARDING, FragmentModule, fragment_modules
-from alpa.passes.sharding.slice_starts import bound_gather, bound_starts
+from alpa.passes.sharding.slice_starts import Slices, bound_gather, bound_starts
 
 # Each device can make its shard of their results at no cost.
 _FREE = (stablehlo.ConstantOp, stablehlo.IotaOp)
@@ -87,11 +87,12 @@ class ConstrainShardings(Pass):
         for nested in fragment_modules(module):
             block = nested.function.entry_block
             if nested.mesh.size > 1:
+                slices = Slices()
                 for op in walk(block):
                     if isinstance(op, stablehlo.DynamicSliceOp):
-                        bound_starts(op)
+                        bound_starts(op, slices)
                     elif isinstance(op, stablehlo.GatherOp):
-                        bound_gather(op)
+                        bound_gather(op, slices)
             for op in walk_outside_manual(block):
                 _constrain(op, nested)
             for op in walk(block):

@@ -402,3 +402,60 @@ def test_slices_of_slices_begin_within_each_of_them(
     planned = alpa.parallelize(lambda x, *starts: 2 * shards(x, *starts), cluster="cpu:1x2")
     found = planned(x, np.int32(start), np.int32(row))
     assert np.array_equal(found, 2 * x[first : first + kept])
+
+
+SLICES_OF_SLICES: dict[str, Callable[[jax.Array, jax.Array], Any]] = {
+    "reshape": lambda a, j: sliced(a.reshape(4, 1, 8), (j, 0, 0), (1, 1, 8)),
+    "reduce": lambda a, j: sliced(jnp.sum(a.reshape(4, 8, 1), axis=2), (j, 0), (1, 8)),
+    "broadcast": lambda a, j: sliced(jnp.broadcast_to(a, (2, 4, 8)), (1, j, 0), (1, 1, 8)),
+    "no change": lambda a, j: sliced(a[::-1][::-1] * 1, (j, 0), (1, 8)),
+    "parts": lambda a, j: sliced(jnp.concatenate([a[:2], a[2:]]), (j, 0), (1, 8)),
+    "gather": lambda a, j: rows_at(a.reshape(4, 8, 1), j),
+    "scan": lambda a, j: jax.lax.scan(
+        lambda c, _: (c, sliced(a, (j, 0), (1, 8))), 0.0, None, length=3
+    )[1][2],
+    "scan, carried": lambda a, j: jax.lax.scan(
+        lambda c, _: (c, sliced(c, (j, 0), (1, 8))), a, None, length=3
+    )[1][2],
+    "map": lambda a, j: jax.lax.map(
+        lambda k: sliced(a, (j, 0), (1, 8)) + 0 * k, jnp.arange(3, dtype=np.float32)
+    )[2],
+    "fori_loop": lambda a, j: (
+        jax.lax.fori_loop(0, 3, lambda _, c: c + sliced(a, (j, 0), (1, 8)), jnp.zeros((1, 8))) / 3
+    ),
+    "cond": lambda a, j: jax.lax.cond(
+        True, lambda: sliced(a, (j, 0), (1, 8)), lambda: sliced(-a, (j, 0), (1, 8))
+    ),
+}
+"""Ways to take row j of a slice, behind which XLA (jaxlib 0.10.2) makes one slice of two."""
+
+
+def sliced(x: jax.Array, starts: tuple[jax.Array | int, ...], sizes: tuple[int, ...]) -> jax.Array:
+    return jax.lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
+
+
+def rows_at(x: jax.Array, index: jax.Array) -> jax.Array:
+    numbers = jax.lax.GatherDimensionNumbers(
+        offset_dims=(0, 1), collapsed_slice_dims=(0,), start_index_map=(0,)
+    )
+    return jax.lax.gather(x, index[None], numbers, (1, 8, 1), mode="promise_in_bounds")
+
+
+@pytest.fixture(scope="module")
+def rows_of_slices() -> Callable[..., Mapping[str, jax.Array]]:
+    def step(t: jax.Array, i: jax.Array, j: jax.Array) -> Mapping[str, jax.Array]:
+        a, b = sliced(t, (i, 0), (4, 8)), sliced(t[None], (0, i, 0), (1, 4, 8)).reshape(4, 8)
+        found = {name: take(a, j).reshape(8) for name, take in SLICES_OF_SLICES.items()}
+        return found | {"row of rows": sliced(b, (j, 0), (1, 8)).reshape(8)}
+
+    return alpa.parallelize(step, cluster="cpu:1x4")
+
+
+@pytest.mark.parametrize(("start", "row"), [(0, 9), (10, -3), (11, 5), (3, -2), (14, 2)])
+def test_rows_of_slices_are_theirs(
+    rows_of_slices: Callable[..., Mapping[str, jax.Array]], start: int, row: int
+) -> None:
+    t = np.arange(128, dtype=np.float32).reshape(16, 8)
+    expected = t[min(start, 12) + min(max(row, 0), 3)]
+    found = rows_of_slices(t, np.int32(start), np.int32(row))
+    assert [name for name, it in found.items() if not np.array_equal(it, expected)] == []

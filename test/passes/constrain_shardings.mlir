@@ -93,14 +93,15 @@ module {
   // CHECK: module @m {
   module @m {
     sdy.mesh @mesh_0 = <["a"=2]>
-    func.func public @main(%x: tensor<8x8xf32>, %i: tensor<i32>) -> (tensor<1x8xf32>, tensor<8x1xf32>) {
+    // CHECK: func.func public @main(%[[X:.*]]: tensor<8x8xf32>, %[[I:.*]]: tensor<i32>)
+    func.func public @main(%x: tensor<8x8xf32>, %i: tensor<i32>) -> (tensor<1x8xf32>, tensor<8x1xf32>, tensor<1x8xf32>, tensor<1x8xf32>) {
       %z = stablehlo.constant dense<0> : tensor<i32>
       // CHECK: %[[SLICE:.*]] = stablehlo.dynamic_slice %{{.*}} sizes = [4, 8]
       %0 = stablehlo.dynamic_slice %x, %i, %z, sizes = [4, 8] : (tensor<8x8xf32>, tensor<i32>, tensor<i32>) -> tensor<4x8xf32>
       // One row of four begins at 3 or before, also where shards are read.
-      // CHECK: sdy.manual_computation(%[[SLICE]], %{{.*}}) {{.*}} (%[[SHARD:.*]]: tensor<4x4xf32>, %[[I:.*]]: tensor<i32>)
+      // CHECK: sdy.manual_computation(%[[SLICE]], %[[I]]) {{.*}} (%[[SHARD:.*]]: tensor<4x4xf32>, %[[S:.*]]: tensor<i32>)
       // CHECK: %[[LAST:.*]] = stablehlo.constant dense<3> : tensor<i32>
-      // CHECK: %[[J:.*]] = stablehlo.clamp %{{.*}}, %[[I]], %[[LAST]]
+      // CHECK: %[[J:.*]] = stablehlo.clamp %{{.*}}, %[[S]], %[[LAST]]
       // CHECK: stablehlo.dynamic_slice %[[SHARD]], %[[J]], %{{.*}}, sizes = [1, 4]
       %1 = sdy.manual_computation(%0, %i) in_shardings=[<@mesh_0, [{}, {"a"}]>, <@mesh_0, []>] out_shardings=[<@mesh_0, [{}, {"a"}]>] manual_axes={"a"} (%s: tensor<4x4xf32>, %j: tensor<i32>) {
         %c = stablehlo.constant dense<0> : tensor<i32>
@@ -113,7 +114,38 @@ module {
       // CHECK: stablehlo.dynamic_slice %[[T]], %{{.*}}, %[[K]], sizes = [8, 1]
       %3 = stablehlo.transpose %0, dims = [1, 0] : (tensor<4x8xf32>) -> tensor<8x4xf32>
       %4 = stablehlo.dynamic_slice %3, %z, %i, sizes = [8, 1] : (tensor<8x4xf32>, tensor<i32>, tensor<i32>) -> tensor<8x1xf32>
-      return %1, %4 : tensor<1x8xf32>, tensor<8x1xf32>
+      // XLA takes slices out of loops, and what they carry may be a slice, too.
+      // CHECK: stablehlo.while(%[[N:.*]] = %{{.*}}, %[[C:.*]] = %[[SLICE]], %[[D:.*]] = %[[X]], %[[ROW:.*]] = %{{.*}})
+      // CHECK: do
+      // CHECK: %[[RESHAPED:.*]] = stablehlo.reshape %[[C]]
+      // CHECK: %[[L:.*]] = stablehlo.clamp %{{.*}}, %[[I]], %{{.*}}
+      // CHECK: stablehlo.dynamic_slice %[[RESHAPED]], %[[L]], %{{.*}}, sizes = [1, 1, 8]
+      // CHECK-NOT: stablehlo.clamp
+      // CHECK: stablehlo.dynamic_slice %[[D]], %[[I]], %{{.*}}, sizes = [1, 8]
+      %n = stablehlo.constant dense<3> : tensor<i32>
+      %o = stablehlo.constant dense<1> : tensor<i32>
+      %r = stablehlo.constant dense<0.0> : tensor<1x8xf32>
+      %5:4 = stablehlo.while(%k = %z, %c = %0, %d = %x, %row = %r) : tensor<i32>, tensor<4x8xf32>, tensor<8x8xf32>, tensor<1x8xf32>
+      cond {
+        %6 = stablehlo.compare LT, %k, %n : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %6 : tensor<i1>
+      } do {
+        %6 = stablehlo.add %k, %o : tensor<i32>
+        %7 = stablehlo.reshape %c : (tensor<4x8xf32>) -> tensor<4x1x8xf32>
+        %8 = stablehlo.dynamic_slice %7, %i, %z, %z, sizes = [1, 1, 8] : (tensor<4x1x8xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x1x8xf32>
+        %9 = stablehlo.reshape %8 : (tensor<1x1x8xf32>) -> tensor<1x8xf32>
+        // The argument is none.
+        %10 = stablehlo.dynamic_slice %d, %i, %z, sizes = [1, 8] : (tensor<8x8xf32>, tensor<i32>, tensor<i32>) -> tensor<1x8xf32>
+        %11 = stablehlo.add %9, %10 : tensor<1x8xf32>
+        stablehlo.return %6, %c, %d, %11 : tensor<i32>, tensor<4x8xf32>, tensor<8x8xf32>, tensor<1x8xf32>
+      }
+      // A sum with something else is no slice.
+      // CHECK: %[[SUM:.*]] = stablehlo.add %[[SLICE]],
+      // CHECK-NEXT: stablehlo.dynamic_slice %[[SUM]], %[[I]]
+      %12 = stablehlo.slice %x [0:4, 0:8] : (tensor<8x8xf32>) -> tensor<4x8xf32>
+      %13 = stablehlo.add %0, %12 : tensor<4x8xf32>
+      %14 = stablehlo.dynamic_slice %13, %i, %z, sizes = [1, 8] : (tensor<4x8xf32>, tensor<i32>, tensor<i32>) -> tensor<1x8xf32>
+      return %1, %4, %5#3, %14 : tensor<1x8xf32>, tensor<8x1xf32>, tensor<1x8xf32>, tensor<1x8xf32>
     }
   }
 }
