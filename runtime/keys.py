@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, cast
 
 import jax
@@ -31,6 +32,9 @@ _DRAWS = frozenset({"random_bits", "random_gamma", "rng_bit_generator", "rng_uni
 
 _CHECKPOINT = jax.make_jaxpr(jax.checkpoint(lambda x: x))(0.0).eqns[0].primitive
 """`jax.checkpoint`; its name differs between versions of JAX."""
+
+_BIJECTIVE = frozenset({"random_fold_in", "threefry2x32", "add", "sub", "xor"})
+"""Another value of one operand, such as a key or a number, gives another result."""
 
 
 class OtherProgramError(ValueError):
@@ -104,11 +108,11 @@ def with_folded_keys(
     rows = [jax.ShapeDtypeStruct((1, *raw(n).shape), np.uint32) for n in keys]
 
     def with_keys(*arguments: Any) -> list[Any]:
-        given = [_Versions(array, array) for array in arguments[: len(structs)]]
+        given = [_Versions.same(array) for array in arguments[: len(structs)]]
         for n, row in zip(keys, arguments[len(structs) :], strict=True):
             impl = impls[n]
             folded = row[0] if impl is None else jax.random.wrap_key_data(row[0], impl=impl)
-            given[n] = _Versions(folded, given[n].step)
+            given[n] = _Versions(folded, given[n].step, _Folded.ALL)
         return [result.step for result in _both_versions(jaxpr, other, given)]
 
     return jax.jit(with_keys, keep_unused=True).trace(*structs, *rows)
@@ -266,16 +270,32 @@ def _steps(values: Sequence[_Drawn]) -> list[Any]:
     return [value.step for value in values]
 
 
+class _Folded(IntEnum):
+    """How much of a value comes from folded keys.
+
+    With `ALL`, numbers drawn from any part of it are others in each micro-batch. With `SOME`, parts
+    may be the same in all micro-batches, such as one of several keys, or the key of one branch.
+    """
+
+    NONE = 0
+    SOME = 1
+    ALL = 2
+
+
 @dataclass(frozen=True)
 class _Versions:
-    """A value from the keys of a micro-batch, and the same value from the given keys."""
+    """A value from the keys of a micro-batch, and the same value from the given keys.
+
+    Inside a loop or a branch, both are the folded version.
+    """
 
     micro: Any
     step: Any
+    folded: _Folded
 
-    @property
-    def differs(self) -> bool:
-        return self.micro is not self.step
+    @classmethod
+    def same(cls, value: Any) -> _Versions:
+        return cls(value, value, _Folded.NONE)
 
 
 def _both_versions(
@@ -290,11 +310,11 @@ def _both_versions(
     """
     known: dict[Any, _Versions] = dict(zip(jaxpr.jaxpr.invars, given, strict=True))
     for var, const in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
-        known[var] = _Versions(const, const)
+        known[var] = _Versions.same(const)
 
     def read(atom: Any) -> _Versions:
         if isinstance(atom, JaxprLiteral):
-            return _Versions(atom.val, atom.val)
+            return _Versions.same(atom.val)
         return known[atom]
 
     for eqn, counterpart in equations(jaxpr.jaxpr, other.jaxpr):
@@ -313,67 +333,102 @@ def _of_equation(
 ) -> list[_Versions]:
     if eqn.primitive.name in _INLINED:
         (inner,), (whole,) = _bodies(eqn), _bodies(counterpart)
-        if draws(inner.jaxpr, whole.jaxpr) or any(value.differs for value in inputs):
+        if draws(inner.jaxpr, whole.jaxpr) or any(value.folded for value in inputs):
             return _both_versions(inner, whole, inputs, eqn.source_info.traceback)
     micro = [value.micro for value in inputs]
     step = [value.step for value in inputs]
-    differs = any(value.differs for value in inputs)
+    inputs_folded = [value.folded for value in inputs]
     if eqn.primitive.name in _DRAWS:
         dim = _grows(eqn, counterpart)
         if dim is None:
-            return [_Versions(value, value) for value in _as_function(jaxpr, eqn)(step)]
+            return [_Versions.same(value) for value in _as_function(jaxpr, eqn)(step)]
         drawn = _as_function(jaxpr, eqn)(micro)
-        if not inputs[0].differs and _is_of_samples(eqn, counterpart):
+        if inputs_folded[0] is _Folded.NONE and _is_of_samples(eqn, counterpart):
             # Each sample has its own key, which is split with it.
-            return [_Versions(value, value) for value in drawn]
-        marked = [mark_random(value, dim if inputs[0].differs else -1) for value in drawn]
-        return [_Versions(value, value) for value in marked]
-    if differs and any(draws(a.jaxpr, b.jaxpr) for a, b in _body_pairs(eqn, counterpart)):
+            return [_Versions.same(value) for value in drawn]
+        marked_dim = dim if inputs_folded[0] is _Folded.ALL else -1
+        return [_Versions.same(mark_random(value, marked_dim)) for value in drawn]
+    if any(inputs_folded) and any(
+        draws(a.jaxpr, b.jaxpr) for a, b in _body_pairs(eqn, counterpart)
+    ):
         # Inside a loop or a branch, all numbers are drawn from the folded keys. Numbers that
         # samples share have no marker there, and the proof finds them mixed.
-        params, flags = _with_marks(eqn, counterpart, [value.differs for value in inputs])
+        params, folded = _with_marks(eqn, counterpart, inputs_folded)
         drawn = _as_function(jaxpr, eqn.replace(params=params))(micro)
         kept = _as_function(jaxpr, eqn)(step)
         return [
-            _Versions(a, b if flag and _may_be_key(var.aval) else a)
-            for var, a, b, flag in zip(eqn.outvars, drawn, kept, flags, strict=True)
+            _Versions(a, b if part is _Folded.ALL and _may_be_key(var.aval) else a, part)
+            for var, a, b, part in zip(eqn.outvars, drawn, kept, folded, strict=True)
         ]
     results = _as_function(jaxpr, eqn)(step)
-    if not differs:
-        return [_Versions(value, value) for value in results]
-    folded = _as_function(jaxpr, eqn)(micro)
-    return [_Versions(a, b) for a, b in zip(folded, results, strict=True)]
+    if not any(inputs_folded) and all(a is b for a, b in zip(micro, step, strict=True)):
+        return [_Versions.same(value) for value in results]
+    if eqn.primitive.name in ("scan", "while", "cond") or eqn.primitive is _CHECKPOINT:
+        # The other size may have other operations where no numbers are drawn.
+        _, folded = _with_marks(eqn, eqn, inputs_folded)
+    else:
+        folded = [_folded_part(eqn, var.aval, inputs_folded) for var in eqn.outvars]
+    of_micro = results
+    if any(a is not b for a, b in zip(micro, step, strict=True)):
+        of_micro = _as_function(jaxpr, eqn)(micro)
+    return [_Versions(*each) for each in zip(of_micro, results, folded, strict=True)]
+
+
+def _folded_part(eqn: JaxprEqn, result: Any, operands: Sequence[_Folded]) -> _Folded:
+    """How much of a result comes from folded keys, given how much of each operand does.
+
+    A result that is chosen or put together from several keys does as far as all of them do.
+    """
+    most = max(operands)
+    if eqn.primitive.name in _BIJECTIVE:
+        return most
+    # The other operands of a gather are places.
+    atoms = eqn.invars[:1] if eqn.primitive.name == "gather" else eqn.invars
+    keys = [
+        part
+        for atom, part in zip(atoms, operands, strict=False)
+        if cast(ShapedArray, atom.aval).dtype == result.dtype
+        and (_is_typed_key(result) or _has_words(atom.aval))
+    ]
+    return _Folded.SOME if most and min(keys, default=most) is not _Folded.ALL else most
+
+
+def _is_typed_key(aval: Any) -> bool:
+    return jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
 def _may_be_key(aval: Any) -> bool:
     """Whether a value may be a key: a typed one, or the words of one."""
-    return jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key) or (
-        aval.dtype == np.uint32 and aval.shape[-1:] in ((2,), (4,))
-    )
+    return _is_typed_key(aval) or (aval.dtype == np.uint32 and _has_words(aval))
+
+
+def _has_words(aval: Any) -> bool:
+    """Whether a value has the last dimension of the words of a key, of whatever type."""
+    return aval.shape[-1:] in ((2,), (4,))
 
 
 def _with_marks(
-    eqn: JaxprEqn, counterpart: JaxprEqn, differs: Sequence[bool]
-) -> tuple[dict[str, Any], list[bool]]:
+    eqn: JaxprEqn, counterpart: JaxprEqn, folded: Sequence[_Folded]
+) -> tuple[dict[str, Any], list[_Folded]]:
     """The parameters of a loop or a branch whose bodies mark the numbers drawn for samples.
 
-    Also says for each result whether it depends on folded keys, as `differs` says of the operands.
-    A value that a loop carries does if it does before the loop and after each iteration.
+    Also says for each result how much of it comes from folded keys, as `folded` says of the
+    operands. A value that a loop carries does if it does before the loop and after each iteration.
     """
     name, params, pairs = eqn.primitive.name, eqn.params, _body_pairs(eqn, counterpart)
     if name == "scan":
         first, end = params["num_consts"], params["num_consts"] + params["num_carry"]
-        carry, rows = [*differs[first:end]], differs[end:]
-        body, carry, found = _marked_loop(*pairs[0], differs[:first], carry, rows)
+        carry, rows = [*folded[first:end]], folded[end:]
+        body, carry, found = _marked_loop(*pairs[0], folded[:first], carry, rows)
         return {**params, "jaxpr": body}, [*carry, *found]
     if name == "while":
         bodies = [(params[key], counterpart.params[key]) for key in ("cond_jaxpr", "body_jaxpr")]
         first, end = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        body, carry, _ = _marked_loop(*bodies[1], differs[first:end], [*differs[end:]], [])
-        condition, _ = _marked(*bodies[0], [*differs[:first], *carry])
+        body, carry, _ = _marked_loop(*bodies[1], folded[first:end], [*folded[end:]], [])
+        condition, _ = _marked(*bodies[0], [*folded[:first], *carry])
         return {**params, "cond_jaxpr": condition, "body_jaxpr": body}, carry
     # The first operand of `cond` chooses a branch. The others are the operands of the branches.
-    found = [_marked(a, b, differs[len(differs) - len(a.jaxpr.invars) :]) for a, b in pairs]
+    found = [_marked(a, b, folded[len(folded) - len(a.jaxpr.invars) :]) for a, b in pairs]
     marked = iter([body for body, _ in found])
 
     def replaced(value: Any) -> Any:
@@ -387,55 +442,49 @@ def _with_marks(
             return tuple(next(marked) for _ in value)
         return value
 
-    flags = [all(each) for each in zip(*(flags for _, flags in found), strict=True)]
-    return {name: replaced(value) for name, value in params.items()}, flags
+    results = [_either(*parts) for parts in zip(*(parts for _, parts in found), strict=True)]
+    return {name: replaced(value) for name, value in params.items()}, results
+
+
+def _either(*parts: _Folded) -> _Folded:
+    """How much of a value comes from folded keys that is one of several."""
+    return parts[0] if len({*parts}) == 1 else _Folded.SOME
 
 
 def _marked_loop(
     body: ClosedJaxpr,
     other: ClosedJaxpr,
-    consts: Sequence[bool],
-    carry: list[bool],
-    rows: Sequence[bool],
-) -> tuple[ClosedJaxpr, list[bool], list[bool]]:
-    """The marked body of a loop, and what depends on folded keys: what it carries, and its rows."""
+    consts: Sequence[_Folded],
+    carry: list[_Folded],
+    rows: Sequence[_Folded],
+) -> tuple[ClosedJaxpr, list[_Folded], list[_Folded]]:
+    """The marked body of a loop, and how much is folded of what it carries, and of its rows."""
     while True:
-        marked, flags = _marked(body, other, [*consts, *carry, *rows])
-        after = [a and b for a, b in zip(carry, flags, strict=False)]
+        marked, results = _marked(body, other, [*consts, *carry, *rows])
+        after = [_either(a, b) for a, b in zip(carry, results, strict=False)]
         if after == carry:
-            return marked, carry, flags[len(carry) :]
+            return marked, carry, results[len(carry) :]
         carry = after
 
 
 def _marked(
-    jaxpr: ClosedJaxpr, other: ClosedJaxpr, differs: Sequence[bool]
-) -> tuple[ClosedJaxpr, list[bool]]:
-    """A body with marks, and for each result whether it depends on folded keys."""
-    flags: list[bool] = []
+    jaxpr: ClosedJaxpr, other: ClosedJaxpr, folded: Sequence[_Folded]
+) -> tuple[ClosedJaxpr, list[_Folded]]:
+    """A body with marks, and for each result how much of it comes from folded keys."""
+    parts: list[_Folded] = []
 
     def run(*arguments: Any) -> list[Any]:
-        # Both versions are the folded one here, under different names.
-        pairs = zip(arguments, differs, strict=True)
-        given = [
-            _Folded(value, value) if flag else _Versions(value, value) for value, flag in pairs
-        ]
+        pairs = zip(arguments, folded, strict=True)
+        given = [_Versions(value, value, part) for value, part in pairs]
         results = _both_versions(jaxpr, other, given)
-        flags[:] = [result.differs for result in results]
+        parts[:] = [result.folded for result in results]
         return [result.micro for result in results]
 
     structs = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
         for aval in jaxpr.in_avals
     ]
-    return jax.make_jaxpr(run)(*structs), flags
-
-
-class _Folded(_Versions):
-    """A value inside a loop that depends on folded keys. It has the folded version only."""
-
-    @property
-    def differs(self) -> bool:
-        return True
+    return jax.make_jaxpr(run)(*structs), parts
 
 
 def draws(jaxpr: Jaxpr, other: Jaxpr) -> bool:

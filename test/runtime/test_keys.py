@@ -142,7 +142,82 @@ def in_one_branch(weights: Any, x: Any, key: Any) -> Any:
     return jax.lax.cond(weights[0, 0, 0] > 0, *branches, x @ weights[0], *keys)
 
 
+def of_a_branch(weights: Any, x: Any, key: Any) -> Any:
+    own = jax.lax.cond(weights[0, 0, 0] > 1e9, lambda: key, lambda: jax.random.key(0))
+    return layer(x, weights[0], own)
+
+
+def of_a_branch_in_a_loop(weights: Any, x: Any, key: Any) -> Any:
+    def body(carry: Any, w: Any) -> Any:
+        x, key = carry
+        own = jax.lax.cond(w[0, 0] > 1e9, lambda: key, lambda: jax.random.key(7))
+        return (layer(x, w, own), jax.random.fold_in(key, 1)), None
+
+    return jax.lax.scan(body, (x, key), weights)[0][0]
+
+
+def made_by_a_loop(weights: Any, x: Any, key: Any) -> Any:
+    keys = jax.lax.scan(lambda c, _: (jax.random.key(1), c), key, None, length=3)[1]
+    return layer(x, weights[0], keys[1])
+
+
+def chosen(weights: Any, x: Any, key: Any) -> Any:
+    return layer(x, weights[0], jnp.where(weights[0, 0, 0] > 1e9, key, jax.random.key(0)))
+
+
+def chosen_of_raw(weights: Any, x: Any, key: Any) -> Any:
+    key, own = jax.random.key_data(key), jax.random.PRNGKey(0)
+    return layer(x, weights[0], jnp.where(weights[0, 0, 0] > 1e9, key, own))
+
+
+def chosen_as_integers(weights: Any, x: Any, key: Any) -> Any:
+    words = [jax.random.key_data(k).astype(jnp.int32) for k in (key, jax.random.key(0))]
+    words = jnp.where(weights[0, 0, 0] > 1e9, *words).astype(jnp.uint32)
+    return layer(x, weights[0], jax.random.wrap_key_data(words))
+
+
+def stacked(weights: Any, x: Any, key: Any) -> Any:
+    return layer(x, weights[0], jnp.stack([key, jax.random.key(0)])[1])
+
+
+def joined_words(weights: Any, x: Any, key: Any) -> Any:
+    own = jax.random.PRNGKey(0)
+    return layer(x, weights[0], jnp.concatenate([jax.random.key_data(key), own, own])[2:4])
+
+
+def in_rows_of_others(weights: Any, x: Any, key: Any) -> Any:
+    keys = jnp.stack([key, jax.random.key(0), jax.random.key(1)])
+    return jax.lax.scan(lambda x, row: (layer(x, *row), None), x, (weights, keys))[0]
+
+
+def replaced_in_an_array(weights: Any, x: Any, key: Any) -> Any:
+    def body(carry: Any, w: Any) -> Any:
+        x, keys = carry
+        keys = keys.at[1].set(jax.random.key(0))
+        return (layer(x, w, keys[1]), keys), None
+
+    return jax.lax.scan(body, (x, jax.random.split(key, 3)), weights)[0][0]
+
+
+def chosen_for_each_sample(weights: Any, x: Any, key: Any) -> Any:
+    def of_sample(x: Any) -> Any:
+        return layer(x, weights[0], jnp.where(x[0] > 1e9, key, jax.random.key(0)))
+
+    return jax.vmap(of_sample)(x)
+
+
 OWN_KEYS = (
+    of_a_branch,
+    of_a_branch_in_a_loop,
+    made_by_a_loop,
+    chosen,
+    chosen_of_raw,
+    chosen_as_integers,
+    stacked,
+    joined_words,
+    in_rows_of_others,
+    replaced_in_an_array,
+    chosen_for_each_sample,
     carried_beside,
     replaced_in_a_loop,
     drawn_from_behind_a_loop,
@@ -156,3 +231,40 @@ def test_key_made_inside_the_step_draws_no_numbers_of_samples(model: Callable[..
     """All micro-batches would draw the same numbers, also beside the step's key."""
     with pytest.raises(PlanningError, match="a key that is no argument of the step"):
         in_two_parts(model).plan(W, X, jax.random.key(3))
+
+
+def switched(weights: Any, x: Any, key: Any) -> Any:
+    """All branches make a key of the step's key, in a loop that counts in keys' own type."""
+
+    def body(carry: Any, w: Any) -> Any:
+        x, key, n, counts = carry
+        branches = [lambda k, m=m: jax.random.fold_in(k, m) for m in range(3)]
+        own = jax.lax.switch(n % 3, branches, key)
+        own = jnp.where(w[0, 0] > 0, own, key)
+        return (layer(x, w, own), jax.random.fold_in(key, n), n + 1, counts + jnp.uint32(1)), None
+
+    start = x, key, jnp.int32(0), jnp.zeros(2, jnp.uint32)
+    return jax.lax.scan(body, start, weights)[0][0]
+
+
+def with_words(weights: Any, x: Any, key: Any) -> Any:
+    """Words of the key with a counter, a row of an array of keys, and keys of a vmapped split."""
+    words = jax.random.key_data(key) + jnp.array([0, 1], jnp.uint32)
+    x = layer(x, weights[0], jax.random.wrap_key_data(words))
+    keys = jax.vmap(jax.random.split)(jax.random.split(key, 3))
+    keys = keys.at[1].set(jax.random.split(key)).reshape(6, *key.shape)
+    place = jnp.argmax(weights[0, 0])
+    x = layer(x, weights[1], jnp.take(keys, place % 2, axis=0))
+    keys = jax.vmap(jax.random.fold_in)(keys, jnp.arange(6, dtype=jnp.uint32))
+    return layer(
+        x, weights[2], jax.lax.fori_loop(0, 2, lambda n, k: jax.random.fold_in(k, n), keys[3])
+    )
+
+
+@pytest.mark.parametrize("model", [switched, with_words])
+@pytest.mark.parametrize("key", [jax.random.key(3), jax.random.PRNGKey(3)], ids=["typed", "raw"])
+def test_key_made_of_the_steps_key_alone_draws_for_micro_batches(
+    model: Callable[..., Any], key: Any
+) -> None:
+    report = compare_with_jax(in_two_parts(model), W, X, key)
+    assert {tensor.verdict for tensor in report.tensors} == {"equal"}
