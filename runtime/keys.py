@@ -27,7 +27,9 @@ from jax.extend.core import Literal as JaxprLiteral
 
 from alpa.runtime.markers import mark_random
 
-_INLINED = frozenset({"jit", "pjit", "custom_jvp_call", "custom_vjp_call"})
+_INLINED = frozenset(
+    {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
+)
 _DRAWS = frozenset({"random_bits", "random_gamma", "rng_bit_generator", "rng_uniform"})
 
 _CHECKPOINT = jax.make_jaxpr(jax.checkpoint(lambda x: x))(0.0).eqns[0].primitive

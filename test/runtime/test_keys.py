@@ -65,6 +65,25 @@ def recomputed(weights: Any, x: Any, key: Any) -> Any:
     return x
 
 
+def loop_recomputed(weights: Any, x: Any, key: Any) -> Any:
+    """A whole loop is recomputed."""
+
+    def loop(x: Any, weights: Any, keys: Any) -> Any:
+        return jax.lax.scan(lambda x, row: (layer(x, *row), None), x, (weights, keys))[0]
+
+    return jax.checkpoint(loop)(x, weights, jax.random.split(key, len(weights)))
+
+
+def loop_recomputed_beside(weights: Any, x: Any, key: Any) -> Any:
+    """A whole loop is recomputed that draws from a key of the step's own."""
+    keys = jnp.stack([key, jax.random.key(0), key])
+
+    def loop(x: Any, weights: Any, keys: Any) -> Any:
+        return jax.lax.scan(lambda x, row: (layer(x, *row), None), x, (weights, keys))[0]
+
+    return jax.checkpoint(loop)(x, weights, keys)
+
+
 @pytest.mark.parametrize(
     ("model", "key"),
     [
@@ -72,6 +91,7 @@ def recomputed(weights: Any, x: Any, key: Any) -> Any:
         (carried, jax.random.PRNGKey(3)),
         (in_rows, jax.random.key(4)),
         (recomputed, jax.random.key(5)),
+        (loop_recomputed, jax.random.key(6)),
     ],
 )
 def test_plain_jax_draws_the_numbers_of_micro_batches(model: Callable[..., Any], key: Any) -> None:
@@ -218,6 +238,7 @@ OWN_KEYS = (
     in_rows_of_others,
     replaced_in_an_array,
     chosen_for_each_sample,
+    loop_recomputed_beside,
     carried_beside,
     replaced_in_a_loop,
     drawn_from_behind_a_loop,
