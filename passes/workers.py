@@ -92,10 +92,8 @@ class Workers:
         """Ends the processes, in the middle of their work where an exception is on its way."""
         with self._changed:
             processes, self._processes = self._processes or [], None
-            calls = list(self._calls)
             self._changed.notify_all()
-        for call in calls:
-            call.cancel()
+        self.cancel()
         for process in processes:
             process.kill()
             process.wait()
