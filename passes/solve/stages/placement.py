@@ -11,7 +11,8 @@ follow one another. Hosts may be left idle then, but none in part.
 So any order of stages can be placed, but neighbours should lie next to each other. One after the
 other, stages fill whole hosts in *blocks*: each block is the shortest sequence that ends where a
 host ends. A block keeps its order if each submesh then begins at a multiple of its size (of a
-host's, if it is larger); else its submeshes are placed from large to small (`_filling`).
+host's, if it is larger); else its submeshes are placed from large to small (`_filling`). On a
+single host whose devices a size does not divide, all keep their order: no end can be crossed.
 """
 
 from __future__ import annotations
@@ -176,11 +177,13 @@ def place(
     """
     sizes = [n * m for n, m in shapes]
     before = list(accumulate(sizes, initial=0))
+    is_uneven = hosts == 1 and any(devices_per_host % size for size in sizes)
     placed: dict[int, tuple[Device, ...]] = {}
     free = 0
     for block in blocks(devices_per_host, sizes):
-        moved = any(before[k] % min(sizes[k], devices_per_host) for k in block)
-        for stage in _filling(devices_per_host, sizes, block) if moved else block:
+        is_aligned = all(before[k] % min(sizes[k], devices_per_host) == 0 for k in block)
+        keeps_order = is_uneven or is_aligned
+        for stage in block if keeps_order else _filling(devices_per_host, sizes, block):
             numbers = range(free, free + sizes[stage])
             placed[stage] = tuple(divmod(number, devices_per_host) for number in numbers)
             free += sizes[stage]

@@ -176,3 +176,5 @@ def test_neighbours_lie_side_by_side():
     assert [mesh[0] for mesh in inside] == [(0, 2), (0, 0), (0, 3), (1, 0)]
     six = place(2, 6, [(1, 1), (1, 6), (1, 3), (1, 2)])
     assert [mesh[0] for mesh in six] == [(1, 3), (0, 0), (1, 0), (1, 4)]
+    uneven = place(1, 14, [(1, 2), (1, 3), (1, 3), (1, 3), (1, 3)])
+    assert [mesh[0] for mesh in uneven] == [(0, 0), (0, 2), (0, 5), (0, 8), (0, 11)]
