@@ -23,7 +23,7 @@ from alpa.passes.analysis.graph import Graph
 from alpa.passes.base import PassError
 from alpa.passes.sharding.mesh_problem import Shared
 from alpa.passes.solve.errors import SolverFailedError
-from alpa.passes.stages.candidates import PRICES, Candidate, candidate_of
+from alpa.passes.stages.candidates import LAST_PRICE, PRICES, Candidate, candidate_of
 from alpa.passes.stages.class_costs import ClassCosts, Costs, LeastSeconds, Work
 from alpa.passes.stages.class_problem import TIME_LIMIT, ClassSolver, Submesh
 from alpa.passes.stages.clustered import Clustered
@@ -33,7 +33,7 @@ from alpa.passes.stages.remat import rematerialised
 from alpa.passes.tried import SubmeshOutcome, TriedSubmesh
 from alpa.passes.workers import Workers
 
-Question = Literal["bound", "costs"]
+Question = Literal["bound", "costs", "least"]
 
 _SLOW = 2.0
 """On a mesh on which forward runs take so many times an even split, backward runs are not bounded:
@@ -139,6 +139,14 @@ class Costing:
         """
         wait = self._begin(workers, "bound", submesh, even.tolist())
         return lambda: cast("LeastSeconds", wait())
+
+    def begin_least(self, workers: Workers, submesh: Submesh) -> Callable[[], ClassCosts]:
+        """Begins to find what the classes cost on a mesh in the sharding that holds least.
+
+        It is waited for and kept as what `begin` gives, and raises the same.
+        """
+        wait = self._begin(workers, "least", submesh, None)
+        return lambda: cast("Costs", wait())[0]
 
     def knows(self, what: Question, submesh: Submesh) -> bool:
         """Whether the answer is kept."""
@@ -325,6 +333,8 @@ def _answer(solver: ClassSolver, what: Question, submesh: Submesh, given: Any) -
     try:
         if what == "bound":
             return _bound(solver, submesh, np.array(given))
+        if what == "least":
+            return _least(solver, submesh)
         return _solve(solver, submesh, given)
     except PassError as error:
         raise NoPlanError(str(error)) from error
@@ -346,6 +356,14 @@ def _solve(solver: ClassSolver, submesh: Submesh, enough: float) -> _Answer:
     problem = solver.posed.get(submesh) or solver.pose(*submesh)
     began = time.monotonic()
     found = problem.solve(PRICES, enough, lambda it: _is_small(solver, it, submesh))
+    solver.keep(submesh, problem, is_solved=True)
+    return _Answer(found=found, in_time=time.monotonic() - began < TIME_LIMIT)
+
+
+def _least(solver: ClassSolver, submesh: Submesh) -> _Answer:
+    problem = solver.posed.get(submesh) or solver.pose(*submesh)
+    began = time.monotonic()
+    found = problem.solve((LAST_PRICE,))[1:]
     solver.keep(submesh, problem, is_solved=True)
     return _Answer(found=found, in_time=time.monotonic() - began < TIME_LIMIT)
 

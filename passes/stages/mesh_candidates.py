@@ -10,6 +10,7 @@ uses a candidate whose costs are not found yet:
    the time of the next step.
 3. The costs of shardings that a solver found: the fastest, and some that hold less
    (`candidates.PRICES`).
+4. The costs of the sharding that holds least, on the meshes of step 3, if no cut fits.
 
 If the cut rematerialises layers, step 2 follows for these, then the costs of the layers as they
 are, then those of rematerialised ones. Until then, their seconds are estimated: those of the layers
@@ -42,7 +43,8 @@ _QUESTIONS: tuple[tuple[bool, Question], ...] = (
     (False, "costs"),
     (True, "costs"),
 )
-"""What is asked of a mesh, in this order, and whether of rematerialised layers."""
+"""What is asked of a mesh, in this order, and whether of rematerialised layers; for what is asked
+where no cut fits, see `begin_least`."""
 _NEAR = 0.1
 """A mesh that takes at most this share longer than another one is about as fast."""
 HOPELESS = 4.0
@@ -113,6 +115,9 @@ class MeshCandidates:
     """without rematerialisation, the fastest first, and with it, as far as the costs are known"""
     _least: dict[bool, LeastSeconds] = field(default_factory=dict[bool, LeastSeconds])
     """without rematerialisation and with it, as far as bounds were found"""
+    _narrowest: dict[bool, Candidate | None] = field(default_factory=dict[bool, "Candidate | None"])
+    """the candidate that holds least, without rematerialisation and with it, as far as it was
+    asked for; None if no solver found it"""
     _finish: Callable[[], None] | None = None
     """waits for a search that has begun"""
     _made: dict[Hashable, Sequence[Candidate]] = field(
@@ -136,7 +141,11 @@ class MeshCandidates:
 
     def candidates(self) -> Sequence[Candidate]:
         """All candidates: with costs as far as these are known, else with bounds."""
-        known = self.is_only, tuple(self._found), tuple(self._least), self.one.again
+        known = (
+            self.is_only,
+            *map(tuple, (self._found, self._least, self._narrowest)),
+            self.one.again,
+        )
         if known not in self._made:
             self._made = {known: self._make()}
         return self._made[known]
@@ -144,9 +153,11 @@ class MeshCandidates:
     def _make(self) -> list[Candidate]:
         if self.is_only:
             return [replace(self._split(), is_bound=False)]
-        plain = self._plain()
+        plain, narrow = self._plain(), self._narrow(False)
         if True in self._found:
-            return [*plain, *with_shares(plain, self._found[True])]
+            again = with_shares(plain, self._found[True])
+            return [*plain, *again, *narrow, *with_shares(narrow, self._narrow(True))]
+        plain = [*plain, *narrow]
         if not self.one.may_rematerialise or plain[0].problem or self._is_small():
             return plain
         return [*plain, *self.one.remat_bounds(plain[0], self._least.get(True))]
@@ -188,6 +199,41 @@ class MeshCandidates:
         assert self._finish is not None, "nothing was begun"
         self._finish()
         self._finish = None
+
+    def begin_least(self) -> Callable[[], None] | None:
+        """Begins to find the sharding that holds least, where it was not asked for, and memory
+        may be short. What is returned waits for it; None if nothing was begun."""
+        if self.num_devices == 1 or self._is_small():
+            return None
+        possible = [remat for remat, found in self._found.items() if not found[0].problem]
+        waits = [self._asked_for_least(it) for it in possible if it not in self._narrowest]
+        if not waits:
+            return None
+
+        def finish() -> None:
+            for wait in waits:
+                wait()
+
+        return finish
+
+    def _asked_for_least(self, remat: bool) -> Callable[[], None]:
+        costing = self.one.costing_of(remat)
+        wait = costing.begin_least(self.one.workers, self.submesh)
+
+        def finish() -> None:
+            self._narrowest[remat] = None
+            try:
+                found = costing.candidate(wait(), self.submesh)
+            except (TimeoutError, SolverFailedError) as error:
+                self.dropped.append(str(error))
+            else:
+                self._narrowest[remat] = replace(found, remat=float(remat))
+
+        return finish
+
+    def _narrow(self, remat: bool) -> list[Candidate]:
+        found = self._narrowest.get(remat)
+        return [] if found is None else [found]
 
     def _begun(self, remat: bool) -> Callable[[], None]:
         if self.num_devices == 1:

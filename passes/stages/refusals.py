@@ -1,7 +1,7 @@
 """Why no cut was found, in words: what the layers hold at least, and where they have no plan.
 
-The least is that of the few shardings per mesh that the stage search costs (`candidates.PRICES`).
-Others may hold less where links are so slow that even the last price is too low.
+The least is that of the few shardings per mesh that the stage search costs (`candidates.PRICES`,
+`LAST_PRICE`), and of bounds where none were costed.
 """
 
 from __future__ import annotations

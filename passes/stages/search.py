@@ -158,6 +158,8 @@ class Search:
                 problem, solution = self._solved(offers, hosts)
                 stages = solution.stages
             except NoCutInMemoryError as error:
+                if self._narrower(meshes):
+                    continue
                 if only is None:
                     text = f"{error}. {shortage(self.program, candidates)}"
                     raise NoRoomError(self.program.function, text, missing=0.0) from error
@@ -212,6 +214,14 @@ class Search:
                 mesh.finish()
                 known = sum(one.is_known for one in every)
                 self.program.show(f"costs of {known} of at most {len(every)} meshes")
+
+    def _narrower(self, meshes: Sequence[MeshCandidates]) -> bool:
+        """Finds the shardings that hold least on the meshes whose costs are known. Whether there
+        was anything to find."""
+        begun = [finish for mesh in meshes if (finish := mesh.begin_least()) is not None]
+        for finish in begun:
+            finish()
+        return bool(begun)
 
     def _not_faster(self, least: float) -> NotFasterError:
         text = f"each cut is estimated to take at least {least:.4g} s per step"

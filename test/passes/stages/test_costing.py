@@ -116,6 +116,15 @@ def test_memory_has_no_price_where_there_is_enough(solver: ClassSolver) -> None:
     assert len(Costing(solver=enough).begin(Workers(0), mesh, inf)()) == 1
 
 
+def test_what_holds_least_is_known_where_no_price_is(solver: ClassSolver) -> None:
+    """A mesh that is too slow has one sharding, which holds all states on each device."""
+    costing, mesh = Costing(solver=with_memory(solver, 1 << 14)), (1, 4, (2, 2))
+    (slow,) = costing.begin(Workers(0), mesh, 1e-12)()
+    least = costing.begin_least(Workers(0), mesh)()
+    held = [costing.candidate(costs, mesh).fixed_bytes[0, -1] for costs in (slow, least)]
+    assert held[1] < 0.9 * held[0]
+
+
 def test_a_process_finds_the_same_costs_as_this_one(solver: ClassSolver) -> None:
     """The custom call's rule is registered in this process only."""
     solver = with_memory(solver, 1 << 14)
