@@ -114,11 +114,11 @@ def test_all_layers_are_rematerialised_only_if_estimates_are_too_high(
 def test_stages_whose_estimates_are_too_high_are_found(
     program: str, small_cluster: Cluster
 ) -> None:
-    """By its estimate, the fast stage holds 1 % more than there is; its shardings fit."""
-    plan = check_auto_is_best(program, small_cluster, 475)
+    """By its estimate, the fast stage holds more than there is, at most 3 %; its shardings fit."""
+    plan = check_auto_is_best(program, small_cluster, 455)
     assert plan is not None
     layers = passes.run(program, "simplify-trivial-ops,layer-cluster{num-layers=4}")
-    cut = f"cluster={small_cluster('475KiB')} num-micro-batches=4 schedule=1f1b processes=0"
+    cut = f"cluster={small_cluster('455KiB')} num-micro-batches=4 schedule=1f1b processes=0"
     within = Plan.read(main_function(passes.run(layers, f"stage-mesh-partition{{{cut}}}")))
     assert within is not None
     assert plan.estimated_step_seconds < 0.6 * within.estimated_step_seconds
