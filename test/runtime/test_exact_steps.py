@@ -154,6 +154,14 @@ def test_counts_in_the_state_equal_plain_jax() -> None:
     check_equal(step, {"w": W, "counts": np.array([5, 1, 2], np.int32)}, X, CLASSES)
 
 
+def test_integers_that_the_size_of_the_batch_divides_equal_plain_jax() -> None:
+    def step(w: Any, x: Any, classes: Any) -> Any:
+        gradient = jax.grad(lambda w: jnp.mean(jnp.sin(x @ w)))(w)
+        return w - gradient, jnp.sum(classes) * (64 // len(x))
+
+    check_equal(step, W, X, CLASSES)
+
+
 def flattened(loss: Loss) -> Callable[..., Any]:
     """A step that joins its gradients, one of which mixes samples, in one vector."""
 

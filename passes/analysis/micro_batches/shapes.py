@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from alpa.dialects import ir
-from alpa.passes.analysis.micro_batches.context import Context, Shape, shape_text
+from alpa.passes.analysis.micro_batches.context import Context, Shape, is_float, shape_text
 from alpa.passes.analysis.micro_batches.relation import (
     STEP,
     Relation,
@@ -228,6 +228,10 @@ def iota(context: Context, op: ir.OpView, operands: Operands) -> Relation:
 
 
 def constant(context: Context, op: ir.OpView, operands: Operands) -> Relation:
+    """A number that both sizes share, or that differs by a power of the number of micro-batches.
+
+    No integer is multiplied by a negative power.
+    """
     shape = context.shape(op.results[0])
     free = frozenset(range(len(shape)))
     differs = context.whole(op)
@@ -243,7 +247,7 @@ def constant(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     if number is None or whole is None or not number or not math.isfinite(whole / number):
         return Relation(kind="size")
     power = _power(whole / number, context.num_micro_batches, _precision(op.results[0].type))
-    if power is None:
+    if power is None or (power < 0 and not is_float(op.results[0].type)):
         return Relation(kind="size", free=free)
     return Relation(kind="same", free=free, power=power)
 
