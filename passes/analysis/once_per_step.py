@@ -7,7 +7,7 @@ part, which runs in each micro-batch, and the update, which runs once. Other ops
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from alpa.dialects import ir, stablehlo, transform
@@ -27,10 +27,12 @@ class OncePerStep:
     graph: Graph
     batch: list[bool]
 
-    def behind_marks(self, parts: Sequence[Part | None]) -> list[Part | None]:
+    def behind_marks(self, parts: Sequence[Part | None], returned: Set[int]) -> list[Part | None]:
         """The parts if every op behind a marker runs once per step.
 
-        In front of a marker, only linear ops on accumulated values may run once per step, too.
+        In front of a marker, only linear ops on accumulated values may run once per step, too, and
+        only if they make none of the values `returned`, rows or sums of each micro-batch: the
+        update reads the mean of the micro-batches.
         """
         graph = self.graph
         after = graph.depends(graph.made_by(graph.gradient_marks))
@@ -46,7 +48,11 @@ class OncePerStep:
             for o, operands in enumerate(graph.operands)
             if found[o] == "update" and not any(after[v] for v in operands)
         }
-        not_of_totals = [o for o in early if not self._is_of_totals(o, found)]
+        not_of_totals = [
+            o
+            for o in early
+            if not self._is_of_totals(o, found) or not returned.isdisjoint(graph.results[o])
+        ]
         for o in early & graph.cone(graph.made_by(not_of_totals)):
             found[o] = "backward"
         return found

@@ -34,6 +34,7 @@ from alpa.dialects import ir
 from alpa.dialects.attributes import GRADIENT, Part
 from alpa.dialects.caches import cached
 from alpa.passes.analysis.graph import Graph, elements, union
+from alpa.passes.analysis.micro_batches.context import is_float
 from alpa.passes.analysis.once_per_step import OncePerStep
 from alpa.passes.analysis.op_kinds import PRODUCTS, TRIVIAL
 from alpa.passes.analysis.products import multiplies
@@ -96,13 +97,13 @@ def split_step(
         if is_training:
             # State that does not depend on the samples (a count) is written once per step.
             part = ["forward" if it else None for it in splitter.on_batch]
-        part = once.behind_marks(part) if exact else part
+        part = once.behind_marks(part, _returned_by_each(graph, roles)) if exact else part
         return StepParts(part, is_training or "update" in part)
     results = [v for r, v in enumerate(graph.returned) if r not in pairs]
     forward, learned, gradients, doubts = splitter.forward(results, pairs, state)
     part = splitter.parts(*splitter.with_statistics(forward, gradients), learned)
     once.pull_reductions(part)
-    part = once.behind_marks(part) if exact else part
+    part = once.behind_marks(part, _returned_by_each(graph, roles)) if exact else part
     misplaced = () if exact else once.misplaced(part)
     counting: list[int] = []
     if several and not exact:
@@ -113,6 +114,16 @@ def split_step(
     return StepParts(
         part, "update" in part, tuple(doubts), misplaced, learns=True, counters=tuple(counting)
     )
+
+
+def _returned_by_each(graph: Graph, roles: Roles) -> set[int]:
+    """What each micro-batch returns: rows that are joined, and floats that are added up."""
+    kept: set[int] = set()
+    for v, result in zip(graph.returned, roles.results, strict=True):
+        kind = None if result.role is None else result.role.kind
+        if kind == "concat" or (kind == "sum" and is_float(graph.values[v].type)):
+            kept.add(v)
+    return kept
 
 
 @dataclass(frozen=True)

@@ -162,6 +162,16 @@ def test_integers_that_the_size_of_the_batch_divides_equal_plain_jax() -> None:
     check_equal(step, W, X, CLASSES)
 
 
+def test_sums_and_rows_that_the_update_also_reads_equal_plain_jax() -> None:
+    def step(w: Any, x: Any, _: Any) -> Any:
+        weights = -2 * jnp.abs(x[:, 0, 0])
+        total = weights.sum()
+        value, gradient = jax.value_and_grad(lambda w: jnp.mean(jnp.sin(x @ w)))(w)
+        return w - gradient / total, (value, total, weights)
+
+    check_equal(step, W, X, CLASSES)
+
+
 def flattened(loss: Loss) -> Callable[..., Any]:
     """A step that joins its gradients, one of which mixes samples, in one vector."""
 
