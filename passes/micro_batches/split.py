@@ -276,12 +276,16 @@ def _in_step(graph: Graph, roles: Roles, kind: Sequence[Kind]) -> list[bool]:
             users = [user for v in graph.results[o] for user in graph.users[v]]
             found[o] = bool(users) and all(found[user] for user in users)
     while True:
-        cut = {v for o, here in enumerate(found) if here for v in graph.operands[o]}
-        cut |= {v for o, here in enumerate(found) if here for v in graph.results[o]}
+        read = {v for o, here in enumerate(found) if here for v in graph.operands[o]}
+        made = {v for o, here in enumerate(found) if here for v in graph.results[o]}
         more = [
             o
             for o in flexible
-            if o in leads and o not in marked and not found[o] and cut & {*graph.operands[o]}
+            if not found[o]
+            and (
+                not made.isdisjoint(graph.operands[o])
+                or (o in leads and o not in marked and not read.isdisjoint(graph.operands[o]))
+            )
         ]
         if not more:
             return found

@@ -172,6 +172,17 @@ def test_sums_and_rows_that_the_update_also_reads_equal_plain_jax() -> None:
     check_equal(step, W, X, CLASSES)
 
 
+def test_a_result_that_reads_what_the_update_makes_of_a_sum_equals_plain_jax() -> None:
+    def step(w: Any, x: Any, _: Any) -> Any:
+        products = jnp.einsum("bij,bik->jk", x @ w, x @ w)
+        negative = -products
+        value, gradient = jax.value_and_grad(lambda w: jnp.mean(jnp.sin(x @ w)))(w)
+        rate = (1 + jnp.abs(products).sum()) * (1 + jnp.abs(negative).sum())
+        return w - gradient / rate, value + negative.sum()
+
+    check_equal(step, W, X, CLASSES)
+
+
 def flattened(loss: Loss) -> Callable[..., Any]:
     """A step that joins its gradients, one of which mixes samples, in one vector."""
 
