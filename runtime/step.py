@@ -8,7 +8,9 @@ arguments are the call's arrays in order; typed keys are passed as their words.
 **Several micro-batches.** The step is lowered for both sizes, and the ops of the small program
 record how the large one differs (`micro_batches.whole`). The passes use this to prove that both
 compute the same. If a key draws numbers for samples, the program takes it a second time, folded
-with the number of the micro-batch, as rows of a batch argument (`runtime/keys.py`).
+with the number of the micro-batch, as rows of a batch argument (`runtime/keys.py`). If
+micro-batches need counts of the whole batch, the program takes arrays of samples a second time, in
+one piece (`passes/micro_batches/whole_numbers.py`).
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from alpa.dialects.attributes import (
 from alpa.dialects.records import i64
 from alpa.passes.analysis.micro_batches.resize import resize
 from alpa.passes.analysis.micro_batches.whole import MisalignedError, align
+from alpa.passes.micro_batches.whole_numbers import read_whole_numbers
 from alpa.passes.pipelines.diagnostics import place_of
 from alpa.passes.simplify.gradients import mark_gradients
 from alpa.passes.simplify.inline import inline_calls
@@ -264,8 +267,20 @@ class Step:
             if number > 1:
                 mode = ir.StringAttr.get(self.micro_batches)
                 module.operation.attributes[MICRO_BATCHES] = mode
+            whole: tuple[int, ...] = ()
+            if number > 1 and self.micro_batches == "exact":
+                whole = read_whole_numbers(main, arguments, sorted(self.batch), number)
+            given = list(main.arguments)[len(main.arguments) - len(whole) :]
+            for n, argument in zip(whole, given, strict=True):
+                label = f"{self.call.arrays[n].label} of the whole batch"
+                argument.set_location(ir.Location.name(label))
         return Lowered(
-            step=self, module=module, num_micro_batches=number, folded=keys, traced=traced
+            step=self,
+            module=module,
+            num_micro_batches=number,
+            folded=keys,
+            whole=whole,
+            traced=traced,
         )
 
     def _align(self, module: ir.Module, other: ir.Module, number: int) -> None:
@@ -338,12 +353,14 @@ class Lowered:
     """A step as StableHLO, at the size of one of `num_micro_batches`.
 
     `folded` are the keys that the program takes a second time, folded with the micro-batch number.
+    `whole` are the arrays of samples that it takes a second time, in one piece.
     """
 
     step: Step
     module: ir.Module
     num_micro_batches: int
     folded: tuple[int, ...]
+    whole: tuple[int, ...]
     traced: Traced
 
     def as_text(self) -> str:
@@ -368,7 +385,7 @@ class Lowered:
         fold = [
             _folded(impls[n], self.num_micro_batches)(jnp.asarray(arrays[n])) for n in self.folded
         ]
-        return [*arrays, *fold]
+        return [*arrays, *fold, *(arrays[n] for n in self.whole)]
 
     @cached_property
     def _types(self) -> list[LeafType]:

@@ -15,13 +15,12 @@ from alpa.dialects.attributes import (
     read_results,
     write_interface,
 )
-from alpa.passes.analysis.graph import Graph, inner_ops, replace_op, replace_operands, used_values
+from alpa.passes.analysis.graph import Graph, replace_op, replace_operands, used_values
 from alpa.passes.analysis.micro_batches.context import is_float
 from alpa.passes.analysis.micro_batches.relation import Kind, Relation
-from alpa.passes.analysis.micro_batches.whole import complex_constant
 from alpa.passes.analysis.roles import Roles
-from alpa.passes.base import PassError
-from alpa.passes.micro_batches.related import REMEDIES, RelatedStep
+from alpa.passes.micro_batches.enlarge import enlarge, enlarged_copy
+from alpa.passes.micro_batches.related import RelatedStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +66,7 @@ class Split(RelatedStep):
             if changed:
                 replace_operands(op, changed)
             if whole_is_known:
-                self._enlarge(op, op)
+                enlarge(self.context, op, op)
         self._return()
         for o in graph.gradient_marks:
             replace_op(graph.ops[o], graph.ops[o].operands)
@@ -152,32 +151,9 @@ class Split(RelatedStep):
         op = value.owner.opview
         outside = [v for v in used_values(op) if v in self.graph.number]
         changed = {v: new for v in outside if (new := self._whole(v)) != v}
-        differs = self.context.whole(op)
-        if isinstance(differs.get("value"), ir.StringAttr):
-            copy = complex_constant(op, ir.StringAttr(differs["value"]).value)
-        else:
-            copy = op.operation.clone(ip=ir.InsertionPoint(op)).opview
-            replace_operands(copy, changed)
-        self._enlarge(copy, op)
+        copy = enlarged_copy(self.context, op, changed)
         self.wholes.update(zip(op.results, copy.results, strict=True))
         return self.wholes[value]
-
-    def _enlarge(self, op: ir.OpView, place: ir.OpView) -> None:
-        """Makes an op that of the whole batch."""
-        if any("types" in self.context.whole(inner) for inner in inner_ops(op)):
-            raise PassError(
-                place,
-                "computes in a loop or a branch with arrays as long as the batch that hold no "
-                f"samples; {REMEDIES}",
-            )
-        for each in (op, *inner_ops(op)):
-            differs = self.context.whole(each)
-            for name, attr in differs.items():
-                if name != "types":
-                    each.attributes[name] = attr
-                    continue
-                for result, type_ in zip(each.results, ir.ArrayAttr(attr), strict=True):
-                    result.set_type(ir.TypeAttr(type_).value)
 
     def _return(self) -> None:
         """The results, and what they are: of each micro-batch, or of the step."""
