@@ -39,6 +39,7 @@ from alpa.dialects.attributes import (
 from alpa.dialects.records import i64
 from alpa.passes.analysis.micro_batches.resize import resize
 from alpa.passes.analysis.micro_batches.whole import MisalignedError, align
+from alpa.passes.micro_batches.update_numbers import number_updates_by_sample
 from alpa.passes.micro_batches.whole_numbers import read_whole_numbers
 from alpa.passes.pipelines.diagnostics import place_of
 from alpa.passes.simplify.gradients import mark_gradients
@@ -269,6 +270,7 @@ class Step:
                 module.operation.attributes[MICRO_BATCHES] = mode
             whole: tuple[int, ...] = ()
             if number > 1 and self.micro_batches == "exact":
+                number_updates_by_sample(main)
                 whole = read_whole_numbers(main, arguments, sorted(self.batch), number)
             given = list(main.arguments)[len(main.arguments) - len(whole) :]
             for n, argument in zip(whole, given, strict=True):

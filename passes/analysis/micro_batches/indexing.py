@@ -173,7 +173,7 @@ def scatter(context: Context, op: ir.OpView, operands: Operands) -> Relation:
         # The scatter is linear in the number that it writes for each sample.
         updates = context.taken_out(op, 2, updates)
     joined, adds = (x, updates), combiner(op) == "stablehlo.add"
-    linear = adds or _replaces(op)
+    linear = adds or replaces(op)
     if own is None and not any(it.of_samples for it in (*joined, indices)):
         found = without_samples(joined, [indices], linear=linear)
         whole = slices.whole_places.items()
@@ -196,7 +196,7 @@ def scatter(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     return mixed(op, "writes into an array that does not hold the same samples")
 
 
-def _replaces(op: ir.OpView) -> bool:
+def replaces(op: ir.OpView) -> bool:
     """Whether a scatter writes its updates as they are."""
     block = op.regions[0].blocks[0]
     inner = list(block.operations)

@@ -211,6 +211,10 @@ def uneven(op: ir.OpView, operands: Sequence[Relation]) -> Relation:
     differ = common_scale(operands) is None
     remedy = _APART if differ else ""
     factor = next((value for it in operands for value, _ in it.factors), None)
+    if factor is None and isinstance(
+        ir.RankedTensorType(op.results[0].type).element_type, ir.IntegerType
+    ):
+        return mixed(op, "computes with the size of the batch, such as a place among the samples")
     if factor is None:
         what = (
             "combines what is divided by the number of samples with what is not, such as the "
