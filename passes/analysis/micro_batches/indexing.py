@@ -172,10 +172,13 @@ def scatter(context: Context, op: ir.OpView, operands: Operands) -> Relation:
     if indices.of_samples and x.is_zero and combiner(op) == "stablehlo.add":
         # The scatter is linear in the number that it writes for each sample.
         updates = context.taken_out(op, 2, updates)
-    joined, adds = (x, updates), combiner(op) == "stablehlo.add"
+    joined, others, adds = [x, updates], [indices], combiner(op) == "stablehlo.add"
     linear = adds or replaces(op)
-    if own is None and not any(it.of_samples for it in (*joined, indices)):
-        found = without_samples(joined, [indices], linear=linear)
+    if combiner(op) == "stablehlo.multiply" and updates.is_plain:
+        # The scatter is linear in what it multiplies.
+        joined, others, linear = [x], [indices, updates], True
+    if own is None and not any(it.of_samples for it in (x, updates, indices)):
+        found = without_samples(joined, others, linear=linear)
         whole = slices.whole_places.items()
         equal = frozenset(d for d, at in whole if d in x.free and at in updates.free)
         return replace(found, free=equal)
