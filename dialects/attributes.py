@@ -51,6 +51,8 @@ MICRO_BATCHES = "alpa.micro_batches"
 LAYER_BOUNDARY = "alpa.layer_boundary"
 GRADIENT = "alpa.gradient"
 RANDOM = "alpa.random"
+SHARED = -2
+"""The dimension of random numbers that all samples share, and that a micro-batch's key draws."""
 
 
 def marker_of(op: ir.OpView) -> str | None:

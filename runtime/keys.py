@@ -25,6 +25,7 @@ from jax.extend import source_info_util
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 from jax.extend.core import Literal as JaxprLiteral
 
+from alpa.dialects.attributes import SHARED
 from alpa.runtime.markers import mark_random
 
 _INLINED = frozenset(
@@ -343,7 +344,10 @@ def _of_equation(
     if eqn.primitive.name in _DRAWS:
         dim = _grows(eqn, counterpart)
         if dim is None:
-            return [_Versions.same(value) for value in _as_function(jaxpr, eqn)(step)]
+            shared = _as_function(jaxpr, eqn)(step)
+            if inputs_folded[0] and micro[0] is step[0]:  # inside a loop or a branch
+                shared = [mark_random(value, SHARED) for value in shared]
+            return [_Versions.same(value) for value in shared]
         drawn = _as_function(jaxpr, eqn)(micro)
         if inputs_folded[0] is _Folded.NONE and _is_of_samples(eqn, counterpart):
             # Each sample has its own key, which is split with it.
@@ -353,8 +357,8 @@ def _of_equation(
     if any(inputs_folded) and any(
         draws(a.jaxpr, b.jaxpr) for a, b in _body_pairs(eqn, counterpart)
     ):
-        # Inside a loop or a branch, all numbers are drawn from the folded keys. Numbers that
-        # samples share have no marker there, and the proof finds them mixed.
+        # Inside a loop or a branch, all numbers are drawn from the folded keys. The proof refuses
+        # numbers there that samples share.
         params, folded = _with_marks(eqn, counterpart, inputs_folded)
         drawn = _as_function(jaxpr, eqn.replace(params=params))(micro)
         kept = _as_function(jaxpr, eqn)(step)

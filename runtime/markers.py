@@ -82,7 +82,7 @@ def mark_random(numbers: Any, dim: int) -> Any:
     """Marks numbers that each micro-batch draws anew for its samples, along a dimension.
 
     `dim` is -1 if that is impossible: the numbers are drawn along several dimensions, or from a key
-    that is not an argument.
+    that is not an argument. It is `SHARED` if they are numbers that all samples should share.
     """
     return _random.bind(numbers, dim=dim)
 

@@ -289,3 +289,53 @@ def test_key_made_of_the_steps_key_alone_draws_for_micro_batches(
 ) -> None:
     report = compare_with_jax(in_two_parts(model), W, X, key)
     assert {tensor.verdict for tensor in report.tensors} == {"equal"}
+
+
+def noisy(x: Any, w: Any, shared: Any, own: Any) -> Any:
+    """A layer whose weights have noise that all samples share, and with dropout."""
+    return layer(x, w + jax.random.normal(shared, w.shape), own)
+
+
+def noise_of_a_carried_key(weights: Any, x: Any, key: Any) -> Any:
+    def body(carry: Any, w: Any) -> Any:
+        x, key = carry
+        key, *keys = jax.random.split(key, 3)
+        return (noisy(x, w, *keys), key), None
+
+    return jax.lax.scan(body, (x, key), weights)[0][0]
+
+
+def noise_in_a_branch(weights: Any, x: Any, key: Any) -> Any:
+    keys = jax.random.split(key)
+    return jax.lax.cond(weights[0, 0, 0] > 9, lambda x: x, lambda x: noisy(x, weights[0], *keys), x)
+
+
+@pytest.mark.parametrize("model", [noise_of_a_carried_key, noise_in_a_branch])
+def test_numbers_that_samples_share_in_a_loop_are_refused_at_their_place(
+    model: Callable[..., Any],
+) -> None:
+    line = noisy.__code__.co_firstlineno + 2
+    said = r"error: random draws numbers that all samples share, in a loop or a branch"
+    with pytest.raises(PlanningError, match=rf"test_keys\.py:{line}:\d+: {said}"):
+        in_two_parts(model).plan(W, X, jax.random.key(0))
+
+
+def noise_in_front(weights: Any, x: Any, key: Any) -> Any:
+    key, shared = jax.random.split(key)
+    weights = weights + jax.random.normal(shared, weights.shape)
+    return in_rows(weights, x, key)
+
+
+def noise_of_another_key(weights: Any, x: Any, keys: Any) -> Any:
+    def body(x: Any, row: Any) -> Any:
+        return noisy(x, *row), None
+
+    return jax.lax.scan(body, x, (weights, *(jax.random.split(key, 3) for key in keys)))[0]
+
+
+@pytest.mark.parametrize("model", [noise_in_front, noise_of_another_key])
+def test_numbers_that_samples_share_can_be_drawn_elsewhere(model: Callable[..., Any]) -> None:
+    key = jax.random.key(0)
+    given = key if model is noise_in_front else (key, jax.random.key(1))
+    compared = compare_with_jax(in_two_parts(model), W, X, given)
+    assert len(compared.of("equal")) == len(compared.tensors), compared

@@ -13,7 +13,15 @@ from dataclasses import replace
 from itertools import chain
 
 from alpa.dialects import body, file_position, ir, sdy, terminator
-from alpa.dialects.attributes import BATCH_DIM, GRADIENT, LAYER_BOUNDARY, RANDOM, WHOLE, call_target
+from alpa.dialects.attributes import (
+    BATCH_DIM,
+    GRADIENT,
+    LAYER_BOUNDARY,
+    RANDOM,
+    SHARED,
+    WHOLE,
+    call_target,
+)
 from alpa.dialects.records import entries
 from alpa.passes.analysis.graph import Graph, combiner, shape, used_values
 from alpa.passes.analysis.micro_batches import (
@@ -244,8 +252,12 @@ def _custom_call(
         dim = shapes.integer(op, BATCH_DIM)
         if dim < 0:
             text = (
-                "draws numbers for the samples from a key that is no argument of the step (give it "
-                "the key), or along several dimensions that grow with the batch"
+                "draws numbers that all samples share, in a loop or a branch and from a key that "
+                "draws numbers for the samples, too (draw them in front of the loop or branch, or "
+                "from a key that is another argument of the step)"
+                if dim == SHARED
+                else "draws numbers for the samples from a key that is no argument of the step "
+                "(give it the key), or along several dimensions that grow with the batch"
             )
             return Relation(kind="mixed", reason=Reason(op.location, "jax.random", text))
         return Relation(kind="rows", dim=dim)
