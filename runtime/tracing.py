@@ -7,6 +7,7 @@ function; in the module they are their words.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, update_wrapper
@@ -38,6 +39,14 @@ from alpa.runtime.planning import run_pass
 
 for _file in (__file__, calls.__file__, keys.__file__, markers.__file__):
     source_info_util.register_exclusion(_file)  # Errors must show the user's lines.
+
+
+_READS_A_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+"""JAX's errors where Python code needs the number that an argument holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +101,11 @@ class Traced:
         update_wrapper(flat, fun, updated=())
         flat.__name__, flat.__signature__ = name, signature
         structs = [type_.struct() for type_ in types]
-        self.stages = jax.jit(flat, keep_unused=True).trace(*structs)
+        try:
+            self.stages = jax.jit(flat, keep_unused=True).trace(*structs)
+        except _READS_A_VALUE as error:
+            error.args = (_with_labels(str(error), call),)
+            raise
         self._fun = fun
         self._returned = returned[-1]
         self.key_impls = impls[-1]
@@ -144,6 +157,28 @@ class Traced:
         functions = self._returned.functions
         leaves = [next(typed) if function is None else function for function in functions]
         return jax.tree.unflatten(self._returned.tree, leaves)
+
+
+def _with_labels(message: str, call: Call) -> str:
+    """JAX's message with the names of the caller's arrays, which it numbers, and what to do about
+    numbers among them."""
+    numbers: list[str] = []
+
+    def named(found: re.Match[str]) -> str:
+        leaf = call.arrays[int(found[1])]
+        if leaf.type is not None and not leaf.type.shape:
+            numbers.append(leaf.label)
+        return leaf.label
+
+    message = re.sub(r"\barrays\[(\d+)\]", named, message)
+    if not numbers:
+        return message
+    return (
+        f"{message}\n{' and '.join(dict.fromkeys(numbers))}: as in jax.jit, numbers in a tree are "
+        "arrays in the step. If Python code reads one, pass it as a static argument "
+        "(static_argnums), or keep it out of the tree: arrays, static = "
+        "eqx.partition(model, eqx.is_array), and eqx.combine(arrays, static) in the step"
+    )
 
 
 def _typed_key(words: Any, impl: str) -> Any:

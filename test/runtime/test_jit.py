@@ -566,6 +566,26 @@ def test_errors_of_tracing_name_the_users_function() -> None:
     assert "tracing.py" not in str(error.value)
 
 
+def test_errors_of_tracing_name_the_field_whose_number_is_read() -> None:
+    def step(model: Any, x: Any) -> Any:
+        return x * model["rate"] if model["dropout"]["inference"] else x[: model["size"]]
+
+    model = {"dropout": {"inference": False}, "rate": 0.5, "size": np.int32(2)}
+    planned = alpa.parallelize(step, cluster="cpu:1x1")
+    with pytest.raises(jax.errors.TracerBoolConversionError) as error:
+        planned(model, np.ones(4, np.float32))
+    assert "the value of the argument model['dropout']['inference']" in str(error.value)
+    assert "keep it out of the tree: arrays, static = eqx.partition" in str(error.value)
+
+    def over_rows(model: Any, x: Any) -> Any:
+        return x[model["size"] :] if x else x
+
+    with pytest.raises(jax.errors.TracerBoolConversionError) as error:
+        alpa.parallelize(over_rows, cluster="cpu:1x1")(model, np.ones(1, np.float32))
+    assert "the value of the argument x." in str(error.value)
+    assert "eqx.partition" not in str(error.value)
+
+
 def test_a_step_keeps_no_arrays_of_its_first_call() -> None:
     step = alpa.parallelize(lambda w, x: x * w, cluster="cpu:1x1")
     weight = jnp.ones(4)
