@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+from jax.extend import source_info_util
 
 from alpa.torch.registry import torchax_function
 
@@ -167,6 +168,40 @@ def scatter(x: Any, dim: int, index: Any, source: Any) -> Any:
 UNDECOMPOSED = {torch.ops.aten.multilabel_margin_loss_forward.default}
 """Ops whose decomposition in PyTorch is wrong."""
 
+
+def scatter_reduce(
+    x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    """Elements of `source` combined where `index` says, along a dimension.
+
+    JAX has no gradient of products at places that may be the same.
+
+    Raises:
+        NotImplementedError: a product is differentiated. The error names the line.
+    """
+    if reduce == "prod":
+        # Without the name of the frame, which is none of the user's.
+        place = source_info_util.summarize(source_info_util.current()).partition(" (")[0]
+        x, source = (_without_gradient(place, one) for one in (x, source))
+    compute = torchax_function(torch.ops.aten.scatter_reduce)
+    return compute(x, dim, index, source, reduce, include_self=include_self)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _without_gradient(place: str, x: Any) -> Any:
+    """The same array; it cannot be differentiated."""
+    return x
+
+
+@_without_gradient.defjvp
+def _refuse(place: str, primals: Any, tangents: Any) -> Any:
+    raise NotImplementedError(
+        f"{place}: JAX has no gradient of scatter_reduce with 'prod'; pass tensors without a "
+        "gradient (detach), or, if they are positive, compute exp of a scatter_reduce of their log "
+        "with 'sum'"
+    )
+
+
 CORRECTIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.convolution: convolution,
     torch.ops.aten._upsample_bilinear2d_aa: functools.partial(resize, _linear),
@@ -176,4 +211,5 @@ CORRECTIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.multilabel_margin_loss_forward: multilabel_margin_loss,
     torch.ops.aten.repeat_interleave: repeat_interleave,
     torch.ops.aten.scatter.src: scatter,
+    torch.ops.aten.scatter_reduce: scatter_reduce,
 }

@@ -165,3 +165,41 @@ def test_samples_are_scattered_in_micro_batches() -> None:
     expected = (module.linear.weight - module.linear.weight.grad).detach().numpy()
     [difference] = compare([step(params, x.numpy())["linear.weight"]], [expected])
     assert difference.ok, difference
+
+
+class Products(nn.Module):
+    """Products of inputs, or of what parameters make of them."""
+
+    def __init__(self, *, of_inputs: bool) -> None:
+        super().__init__()
+        self.linear, self.of_inputs = nn.Linear(4, 4), of_inputs
+
+    def forward(self, x: Any, places: Any) -> Any:
+        hidden = self.linear(x)
+        source = x if self.of_inputs else hidden
+        return hidden.scatter_reduce(1, places, source, "sum") + torch.ones(x.shape).scatter_reduce(
+            1, places, source, "prod", include_self=False
+        )
+
+
+@pytest.mark.parametrize("of_inputs", [True, False])
+def test_products_at_places_have_no_gradient(of_inputs: bool) -> None:
+    torch.manual_seed(0)
+    module = Products(of_inputs=of_inputs)
+    x, places = torch.randn(3, 4), torch.tensor([[0, 0, 2, 3], [1, 1, 1, 1], [3, 2, 1, 0]])
+    function, params, buffers = alpa_torch.from_module(module, (x, places))
+
+    @jax.jit
+    def loss(params: Any) -> Any:
+        return function(params, buffers, jax.random.key(0), x.numpy(), places.numpy())[0].sum()
+
+    expected = module(x, places).sum()
+    np.testing.assert_allclose(loss(params), expected.detach().numpy(), rtol=1e-5)
+    if of_inputs:
+        expected.backward()
+        found = jax.grad(loss)(params)["linear.weight"]
+        np.testing.assert_allclose(found, module.linear.weight.grad.numpy(), rtol=1e-5)
+        return
+    said = r"test_corrections\.py:\d+:\d+: JAX has no gradient of scatter_reduce with 'prod'"
+    with pytest.raises(NotImplementedError, match=rf"{said}; pass tensors .* with 'sum'"):
+        jax.grad(loss)(params)
