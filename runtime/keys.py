@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun
 from jax.extend.core import Literal as JaxprLiteral
 
 from alpa.dialects.attributes import SHARED
+from alpa.runtime.key_rows import KeyRows
 from alpa.runtime.markers import mark_random
 
 _INLINED = frozenset(
@@ -320,6 +321,7 @@ def _both_versions(
             return _Versions.same(atom.val)
         return known[atom]
 
+    rows = KeyRows()
     for eqn, counterpart in equations(jaxpr.jaxpr, other.jaxpr):
         inputs = [read(atom) for atom in eqn.invars]
         if caller is not None and not source_info_util.summarize(eqn.source_info):
@@ -327,6 +329,8 @@ def _both_versions(
             eqn = eqn.replace(source_info=eqn.source_info.replace(traceback=caller))
         with _named_as(eqn), source_info_util.user_context(eqn.source_info.traceback):
             results = _of_equation(jaxpr.jaxpr, eqn, counterpart, inputs)
+        if rows.are_all_written(eqn, by_key=bool(inputs) and inputs[-1].folded is _Folded.ALL):
+            results = [replace(result, folded=_Folded.ALL) for result in results]
         known.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.jaxpr.outvars]
 

@@ -162,6 +162,25 @@ def in_one_branch(weights: Any, x: Any, key: Any) -> Any:
     return jax.lax.cond(weights[0, 0, 0] > 0, *branches, x @ weights[0], *keys)
 
 
+def written_rows(key: Any) -> Any:
+    """An array of keys that starts as zeros."""
+    key = jax.random.wrap_key_data(jax.random.key_data(key))
+    keys = jax.random.wrap_key_data(jnp.zeros((3, 2), jnp.uint32))
+    for n in range(3):
+        keys = keys.at[n].set(jax.random.fold_in(key, n))
+    return keys
+
+
+def row_by_row(weights: Any, x: Any, key: Any) -> Any:
+    """Keys in rows of zeros, typed ones and the words of others; one row is written twice."""
+    for row, w in zip(written_rows(key), weights, strict=True):
+        x = jnp.minimum(layer(x, w, row), jnp.full(1, jnp.inf))
+    words = jnp.zeros((2, *jax.random.key_data(key).shape), jnp.uint32)
+    for n in (1, 0, 1):
+        words = words.at[n].set(jax.random.key_data(jax.random.fold_in(key, 5 + n)))
+    return layer(x, weights[0], jax.random.wrap_key_data(words[1]))
+
+
 def of_a_branch(weights: Any, x: Any, key: Any) -> Any:
     own = jax.lax.cond(weights[0, 0, 0] > 1e9, lambda: key, lambda: jax.random.key(0))
     return layer(x, weights[0], own)
@@ -219,6 +238,28 @@ def replaced_in_an_array(weights: Any, x: Any, key: Any) -> Any:
     return jax.lax.scan(body, (x, jax.random.split(key, 3)), weights)[0][0]
 
 
+def rows_but_one(weights: Any, x: Any, key: Any) -> Any:
+    keys = jnp.zeros((3, 2), jnp.uint32).at[0].set(jax.random.key_data(key))
+    return layer(x, weights[0], keys.at[2].set(keys[0])[1])
+
+
+def row_replaced_again(weights: Any, x: Any, key: Any) -> Any:
+    keys = written_rows(key).at[1].set(jax.random.key(0))
+    return layer(x, weights[0], keys[1])
+
+
+def row_out_of_bounds(weights: Any, x: Any, key: Any) -> Any:
+    keys = jnp.zeros((2, 2), jnp.uint32).at[0].set(jax.random.key_data(key))
+    keys = keys.at[jnp.array([7])].set(jnp.zeros(2, jnp.uint32), mode="clip")
+    return layer(x, weights[0], keys.at[0].set(jax.random.key_data(key))[1])
+
+
+def row_of_a_value(weights: Any, x: Any, key: Any) -> Any:
+    place = jnp.argmax(weights[0, 0])
+    keys = jnp.zeros((2, 2), jnp.uint32).at[0].set(jax.random.key_data(key))
+    return layer(x, weights[0], keys.at[place].set(jax.random.key_data(key))[1])
+
+
 def chosen_for_each_sample(weights: Any, x: Any, key: Any) -> Any:
     def of_sample(x: Any) -> Any:
         return layer(x, weights[0], jnp.where(x[0] > 1e9, key, jax.random.key(0)))
@@ -237,6 +278,10 @@ OWN_KEYS = (
     joined_words,
     in_rows_of_others,
     replaced_in_an_array,
+    rows_but_one,
+    row_replaced_again,
+    row_out_of_bounds,
+    row_of_a_value,
     chosen_for_each_sample,
     loop_recomputed_beside,
     carried_beside,
@@ -282,7 +327,7 @@ def with_words(weights: Any, x: Any, key: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("model", [switched, with_words])
+@pytest.mark.parametrize("model", [switched, with_words, row_by_row])
 @pytest.mark.parametrize("key", [jax.random.key(3), jax.random.PRNGKey(3)], ids=["typed", "raw"])
 def test_key_made_of_the_steps_key_alone_draws_for_micro_batches(
     model: Callable[..., Any], key: Any
