@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import jax
 import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
@@ -32,7 +33,7 @@ class KeyRows:
         """
         if eqn.primitive.name == "broadcast_in_dim":
             (number, *_), (result,) = eqn.invars, eqn.outvars
-            is_integer = np.issubdtype(cast(ShapedArray, result.aval).dtype, np.integer)
+            is_integer = jax.dtypes.issubdtype(cast(ShapedArray, result.aval).dtype, np.integer)
             if isinstance(number, JaxprLiteral) and is_integer and _shape(result) == (1,):
                 self.places[result] = int(number.val)
         if not _writes_row(eqn):
