@@ -28,7 +28,8 @@ PRICES = (0.3, 10.0)
 hold as little as they can, unless links are slow. With 0.1 instead of 0.3, Wide-ResNet-13B's
 predicted step on 64 V100s is 2 % longer; with 1, llama-8b's on 64 H100s is 0.2 % longer."""
 LAST_PRICE = 1e3
-"""At which layers hold as little as they can on any links. It is asked where nothing else fits."""
+"""It is asked where nothing else fits. Like the others, it is relative to the fastest sharding: on
+links of 1 MB/s between devices of 1 TFLOP/s, it is too low to find what holds least."""
 SHARES = (0.25, 0.5, 0.75)
 """Of a stage's layers, where some but not all are rematerialised."""
 _LITTLE = 0.5

@@ -1,7 +1,8 @@
 """Why no cut was found, in words: what the layers hold at least, and where they have no plan.
 
 The least is that of the few shardings per mesh that the stage search costs (`candidates.PRICES`,
-`LAST_PRICE`), and of bounds where none were costed.
+`LAST_PRICE`), and of bounds where none were costed. Others may hold less where links are so slow
+that even the last price is too low.
 """
 
 from __future__ import annotations
