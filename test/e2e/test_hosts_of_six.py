@@ -38,11 +38,11 @@ def train_step(weights: Any, x: jax.Array) -> Any:
             {"force": ["layers 0-0 on 1x1", "layers 1-2 on 1x3", "layers 3-5 on 1x2"]},
             [(3,), (0, 1, 2), (4, 5)],
         ),
-        ("cpu:1x3", {"num_stages": 2}, [(2,), (0, 1)]),
+        ("cpu:1x3", {"num_stages": 2}, [(0,), (1, 2)]),
         (
             "cpu:1x7",
             {"force": ["layers 0-1 on 1x2", "layers 2-5 on 1x5"]},
-            [(5, 6), (0, 1, 2, 3, 4)],
+            [(0, 1), (2, 3, 4, 5, 6)],
         ),
         (
             "cpu:2x3",
