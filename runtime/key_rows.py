@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import jax
-import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 from jax.extend.core import Literal as JaxprLiteral
+
+from alpa.runtime.dtypes import is_integer
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class KeyRows:
         """
         if eqn.primitive.name == "broadcast_in_dim":
             (number, *_), (result,) = eqn.invars, eqn.outvars
-            is_integer = jax.dtypes.issubdtype(cast(ShapedArray, result.aval).dtype, np.integer)
-            if isinstance(number, JaxprLiteral) and is_integer and _shape(result) == (1,):
+            holds_integers = is_integer(cast(ShapedArray, result.aval).dtype)
+            if isinstance(number, JaxprLiteral) and holds_integers and _shape(result) == (1,):
                 self.places[result] = int(number.val)
         if not _writes_row(eqn):
             return False
